@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.sampling import Changes
 from sharp.serving.backends import Batch, Limits, StepOutput
 from sharp.serving.config import BackendConfig
 
@@ -29,7 +30,7 @@ class EmulatedDevice:
     knows a `SamplingBackend` by its methods, so it has these two all the same.
     """
 
-    kernels = True
+    kernels = screened = True
     device = "cpu"  # so that synchronous scheduling computes a step where it plans it
     limits = None
 
@@ -73,7 +74,7 @@ class SamplingDevice(EmulatedDevice):
         super().__init__(manifest, seconds, rows)
         self._tokens = np.random.default_rng(1).integers(0, manifest.vocab_size, 2**16)
 
-    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64]) -> StepOutput:
+    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:  # noqa: ARG002 - of the interface
         """Wait; the tokens are random ones."""
         self._wait(batch)
         first = 64 * len(self.computed) % (len(self._tokens) - len(samplings))

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -15,6 +16,43 @@ from sharp.plugins.errors import SharpError
 NO_TOKEN = -1
 ROWS_OF_THREAD = 8  # fewer take less time than handing them over
 MOST_THREADS = 8
+# A logit's change: + bias (-infinity masks it), / repetition where it is positive and * repetition elsewhere, - amount.
+CHANGE = np.dtype([("token", np.int32), ("bias", np.float32), ("repetition", np.float32), ("amount", np.float32)])
+MOST_CHANGES = 2**16  # of all rows that a GPU samples in one call
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is done to some logits of each row before its token is sampled, in two parts, one after the other.
+
+    Attributes:
+        starts: int32 [2 rows + 1], where the parts begin in `entries`: row 0's first, row 0's second, row 1's first...
+        entries: CHANGE [starts[-1]]; a part names a token once.
+    """
+
+    starts: NDArray[np.int32]
+    entries: NDArray[np.void]
+
+    @classmethod
+    def of(cls, parts: Sequence[NDArray[np.void]]) -> "Changes":
+        """Those of rows whose parts these are, two of each row."""
+        starts = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+        return cls(starts, np.concatenate([np.empty(0, CHANGE), *parts]))
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Change logits [rows, vocab] in place, in float32; the cost is that of the entries."""
+        lengths = np.diff(self.starts)
+        both = lengths[::2].any() and lengths[1::2].any()
+        number_of = np.repeat(np.arange(len(lengths)), lengths)
+        for first in (0, 1):
+            if not lengths[first::2].any():
+                continue
+            own = np.flatnonzero(number_of % 2 == first) if both else slice(None)
+            rows, tokens = number_of[own] // 2, self.entries["token"][own].astype(np.int64)
+            bias, repetition, amount = (self.entries[name][own] for name in ("bias", "repetition", "amount"))
+            with np.errstate(invalid="ignore", over="ignore"):
+                old = np.where(bias == -np.inf, bias, logits[rows, tokens] + bias)
+                logits[rows, tokens] = np.where(old > 0, old / repetition, old * repetition) - amount
 
 
 def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], *, threads: int = 1) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bench.gpu.cases import Cases
 from bench.gpu.speed import time_call
+from sharp.plugins.sampling import CHANGE, Changes
 from sharp.plugins.triton import sampling as kernel
 
 VOCABULARIES = (49_152, 128_256, 151_937)  # the last is odd: rows begin anywhere
@@ -22,7 +23,9 @@ FILTERS = {  # sharpness, top_k, top_p, min_p
     "top-k": (1.0, 50, 1.0, 0.0),
     "top-p": (1.0, 0, 0.95, 0.0),
     "top-k, top-p": (1.0, 50, 0.95, 0.0),
+    "penalties": (1.0, 0, 1.0, 0.0),
 }
+PENALIZED = 1000  # tokens of a row
 NEAR = 1e-5  # of a random number to the border of its token
 
 
@@ -41,14 +44,19 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
     randoms = torch.rand((rows, 1), dtype=torch.float64, device="cuda", generator=generator)
     filters = torch.tensor([FILTERS[name]] * rows, dtype=torch.float64, device="cuda")
     samplings = torch.cat([filters, randoms], 1)
-    tokens = kernel.sample(logits, samplings).tolist()
-    again = kernel.sample(logits, samplings).tolist()
-    pairs = zip(logits.cpu().numpy(), samplings.cpu().numpy(), tokens, strict=True)
+    changes = _penalties(rows, min(PENALIZED, vocab) if name == "penalties" else 0, vocab)
+    tokens = kernel.sample(logits.clone(), samplings, changes=changes).tolist()
+    again = kernel.sample(logits.clone(), samplings, changes=changes).tolist()
+    changed = logits.cpu().numpy().copy()
+    changes.apply(changed)
+    pairs = zip(changed, samplings.cpu().numpy(), tokens, strict=True)
     wrong = sum(misplacement(*pair) > NEAR for pair in pairs)
     indices = torch.arange(rows, device="cuda")
     candidates = torch.empty((rows, kernel.CONSTANTS["CANDIDATES"]), device="cuda")
     sampled = torch.empty(rows, dtype=torch.int64, device="cuda")
-    timing = time_call(lambda: kernel.launch(logits, indices, samplings, candidates, sampled))
+    starts = torch.tensor(changes.starts, device="cuda")
+    words = torch.tensor(changes.entries.view(np.int32), device="cuda")
+    timing = time_call(lambda: kernel.launch(logits, indices, samplings, starts, words, candidates, sampled))
     row = {"holds": wrong == 0 and tokens == again, "wrong": wrong, "microseconds": timing.median * 1e3}
     peer: Callable[[], Any] | None = None
     if name == "greedy":
@@ -59,6 +67,18 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
             return torch.multinomial(torch.softmax(logits, 1), 1)
 
     yield row | ({"torch_microseconds": time_call(peer, graph=False).median * 1e3} if peer else {})
+
+
+def _penalties(rows: int, tokens: int, vocab: int) -> Changes:
+    """A repetition penalty, and a frequency penalty once, of so many tokens of each row."""
+    random = np.random.default_rng(rows)
+    parts = []
+    for _ in range(rows):
+        entries = np.zeros(tokens, CHANGE)
+        entries["token"] = random.permutation(vocab)[:tokens]
+        entries["repetition"], entries["amount"] = 1.1, 0.5
+        parts += [np.empty(0, CHANGE), entries]
+    return Changes.of(parts)
 
 
 def misplacement(logits: NDArray[np.float32], parameters: NDArray[np.float64], token: int) -> float:

@@ -77,7 +77,8 @@ class Sampling(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("vocab", c_int64),
-        *((name, c_void_p) for name in ("logits", "indices", "samplings", "candidates", "sampled")),
+        *((name, c_void_p) for name in ("logits", "indices", "samplings", "starts", "changes")),
+        *((name, c_void_p) for name in ("candidates", "sampled")),
     )
 
 
@@ -90,11 +91,14 @@ class Library:
     """The library's functions.
 
     Raises:
-        SharpError: a call failed; the message is the library's.
+        SharpError: it cannot be loaded, or a call failed; the message is the library's.
     """
 
     def __init__(self, path: Path) -> None:
-        self._library = CDLL(str(path))
+        try:
+            self._library = CDLL(str(path))
+        except OSError as error:
+            raise SharpError(f"{path} cannot be loaded: {error}") from error
         self._library.sharp_cuda_last_error.restype = c_char_p
         self._library.sharp_cuda_workspace_bytes.argtypes = (POINTER(Problem), POINTER(c_size_t))
         self._library.sharp_cuda_prepare.argtypes = (POINTER(Problem),)

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +14,29 @@ from sharp.plugins.cuda.device import Driver, find_device
 from sharp.plugins.cuda.library import Library, Sampling
 from sharp.plugins.cuda.readback import FLOAT_BYTES, page_locked
 from sharp.plugins.errors import SharpError
+from sharp.plugins.sampling import CHANGE, MOST_CHANGES, Changes
 
 logger = logging.getLogger(__name__)
 
 KERNEL = "sample_rows"
 PARAMETERS = 5  # of a row
 CANDIDATES = 4096  # SHARP_SAMPLING_CANDIDATES
-ROW_FLOATS = 2 * (PARAMETERS + 2)  # of page-locked memory: parameters, index and token of 8 bytes each
-FEWEST_ROWS = 64  # even, so that all three begin at 16 bytes
+# Numbers of 4 bytes in page-locked memory, of a row: parameters, index, two starts and token; and after the starts.
+PARAMETER_WORDS, INDEX_WORDS, START_WORDS, TOKEN_WORDS = 2 * PARAMETERS, 2, 2, 2
+END_WORDS = 4  # one is the end of the last part; the others are there so that all begin at 16 bytes
+FEWEST_ROWS = 64  # even, for the same reason
 DEFAULT_STREAM = 0
 
 
 class DeviceSampler:
-    """Samples on the GPU's default stream and waits for the tokens.
+    """Samples on a stream of the GPU and waits for the tokens.
 
-    What the kernel is told, 48 bytes a row, is copied to the GPU: every thread reads it, and through the bus that would
-    be thousands of reads. The tokens it writes into page-locked memory of the host itself. ONNX Runtime has waited for
-    its own stream when a run returns.
+    What the kernel is told, 56 bytes a row and 16 a change, is copied to the GPU: every thread reads it, and through
+    the bus that would be thousands of reads. The tokens it writes into page-locked memory of the host itself. ONNX
+    Runtime has waited for its own stream when a run returns, so the default stream does after it.
     """
 
-    def __init__(self, library: Library, vocab: int, number: int) -> None:
+    def __init__(self, library: Library, vocab: int, number: int, stream: int = DEFAULT_STREAM) -> None:
         """For logits of so many tokens, on the GPU of this number.
 
         Raises:
@@ -41,10 +45,14 @@ class DeviceSampler:
         self._library = library
         self._driver = Driver(number)
         self._vocab = vocab
+        self._stream = stream
         self._rows = 0  # for which there is memory
         self._logits, self._logits_rows = _DeviceMemory(self._driver, 0), 0
         with self._driver.context():
             library.prepare_sampling()
+        words = page_locked(self._driver, MOST_CHANGES, CHANGE.itemsize // FLOAT_BYTES)
+        self._changes = words.reshape(-1).view(CHANGE)
+        self._told_changes = _DeviceMemory(self._driver, self._changes.nbytes)
         self._reserve(FEWEST_ROWS)
 
     def logits(self, rows: int) -> int:
@@ -55,8 +63,16 @@ class DeviceSampler:
             self._logits_rows = rows
         return self._logits.address
 
-    def sample(self, logits: int, indices: NDArray[np.int64], samplings: NDArray[np.float64]) -> NDArray[np.int64]:
+    def sample(
+        self,
+        logits: int,
+        indices: NDArray[np.int64],
+        samplings: NDArray[np.float64],
+        changes: Changes | None = None,
+    ) -> NDArray[np.int64]:
         """As `sharp.plugins.sampling.sample`, of the rows `indices` of logits at an address of the GPU.
+
+        At most MOST_CHANGES `changes` are made in these logits; a row that has some may be among `indices` once.
 
         Raises:
             SharpError: the launch or the GPU failed.
@@ -65,32 +81,45 @@ class DeviceSampler:
         if rows > self._rows:
             self._reserve(rows)
         self._samplings[:rows], self._indices[:rows] = samplings, indices
+        self._starts[: 2 * rows + 1] = 0 if changes is None else changes.starts
         given = Sampling(
             rows=rows,
             vocab=self._vocab,
             logits=logits,
             samplings=self._told.address,
             indices=self._told.address + self._samplings.nbytes,
+            starts=self._told.address + self._samplings.nbytes + self._indices.nbytes,
+            changes=self._told_changes.address,
             candidates=self._candidates.address,
             sampled=self._sampled.ctypes.data,
         )
-        size = ctypes.c_size_t(self._samplings.nbytes + self._indices.nbytes)
-        stream = ctypes.c_void_p(DEFAULT_STREAM)
+        told = self._samplings.nbytes + self._indices.nbytes + self._starts.nbytes
         with self._driver.context() as call:
-            call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(self._told.address), self._samplings.ctypes, size, stream)
-            self._library.sample(given, DEFAULT_STREAM)
-            call("cuStreamSynchronize", stream)
+            self._copy(call, self._told, self._samplings.ctypes.data, told)
+            if changes is not None and (count := len(changes.entries)):
+                self._changes[:count] = changes.entries
+                self._copy(call, self._told_changes, self._changes.ctypes.data, count * CHANGE.itemsize)
+            self._library.sample(given, self._stream)
+            call("cuStreamSynchronize", ctypes.c_void_p(self._stream))
         return self._sampled[:rows].copy()  # the next step writes over it
+
+    def _copy(self, call: Callable[..., None], to: "_DeviceMemory", address: int, size: int) -> None:
+        given = ctypes.c_uint64(to.address), ctypes.c_void_p(address), ctypes.c_size_t(size)
+        call("cuMemcpyHtoDAsync_v2", *given, ctypes.c_void_p(self._stream))
 
     def _reserve(self, rows: int) -> None:
         rows = 1 << (rows - 1).bit_length()
-        memory = page_locked(self._driver, rows, ROW_FLOATS).reshape(-1)
+        sizes = [PARAMETER_WORDS * rows, INDEX_WORDS * rows, START_WORDS * rows + END_WORDS, TOKEN_WORDS * rows]
+        memory = page_locked(self._driver, 1, sum(sizes)).reshape(-1)
         memory[:] = 0
-        ends = [2 * PARAMETERS * rows, 2 * (PARAMETERS + 1) * rows]
-        parameters, indices, sampled = np.split(memory, ends)
+        parameters, indices, starts, sampled = np.split(memory, np.cumsum(sizes)[:-1])
         self._samplings = parameters.view(np.float64).reshape(rows, PARAMETERS)
-        self._indices, self._sampled = indices.view(np.int64), sampled.view(np.int64)
-        self._told = _DeviceMemory(self._driver, self._samplings.nbytes + self._indices.nbytes)
+        self._indices, self._starts, self._sampled = (
+            indices.view(np.int64),
+            starts.view(np.int32),
+            sampled.view(np.int64),
+        )
+        self._told = _DeviceMemory(self._driver, parameters.nbytes + indices.nbytes + starts.nbytes)
         self._candidates = _DeviceMemory(self._driver, rows * CANDIDATES * FLOAT_BYTES)
         self._rows = rows
 
@@ -116,7 +145,7 @@ def _free(driver: Driver, address: int) -> None:
         logger.debug("memory of the GPU was not given back: %s", error)
 
 
-def find_sampler(vocab: int, number: int) -> DeviceSampler | None:
+def find_sampler(vocab: int, number: int, stream: int = DEFAULT_STREAM) -> DeviceSampler | None:
     """The sampler of the GPU of this number, or None with a line in the log: then the host samples."""
     try:
         library = Library(Path(library_path("cuda")))
@@ -128,7 +157,7 @@ def find_sampler(vocab: int, number: int) -> DeviceSampler | None:
                 *(KERNEL, capability // 10, capability % 10),
             )
             return None
-        return DeviceSampler(library, vocab, number)
+        return DeviceSampler(library, vocab, number, stream)
     except SharpError as error:
         logger.warning("tokens are sampled on the host: %s", error)
         return None

@@ -18,6 +18,8 @@ SHARP_EXPORT int sharp_cuda_sample(const SharpSampling* sampling, SharpStream st
     arguments.set(Argument::logits, sampling->logits);
     arguments.set(Argument::indices, sampling->indices);
     arguments.set(Argument::samplings, sampling->samplings);
+    arguments.set(Argument::starts, sampling->starts);
+    arguments.set(Argument::changes, sampling->changes);
     arguments.set(Argument::candidates, sampling->candidates);
     arguments.set(Argument::sampled, sampling->sampled);
     arguments.set(Argument::vocab, sampling->vocab);

@@ -109,14 +109,23 @@ typedef struct {
   float* stats;                 /* [batch, q_heads, queries, stats_columns], or null; zeros where not collected */
 } SharpAttention;
 
+/* What is done to a logit before its row is sampled: + bias (-infinity masks it), / repetition where it is positive and
+ * * repetition elsewhere, - amount. */
+typedef struct {
+  int32_t token;
+  float bias, repetition, amount;
+} SharpChange;
+
 /* Tokens from logits, as plugins/sampling.py defines them; pointers are to memory that the device reads and writes. */
 typedef struct {
   int64_t rows, vocab;
-  const float* logits;     /* [any, vocab] */
-  const int64_t* indices;  /* [rows]: which of the logits */
-  const double* samplings; /* [rows, 5]: sharpness, top_k, top_p, min_p, random */
-  float* candidates;       /* [rows, SHARP_SAMPLING_CANDIDATES], scratch memory */
-  int64_t* sampled;        /* [rows]; -1 where the highest logit is not finite */
+  float* logits;              /* [any, vocab], changed in place */
+  const int64_t* indices;     /* [rows]: which of the logits; one that has changes is among them once */
+  const double* samplings;    /* [rows, 5]: sharpness, top_k, top_p, min_p, random */
+  const int32_t* starts;      /* [2 rows + 1]: where a row's first and second part of the changes begin */
+  const SharpChange* changes; /* a part names a token once; other tokens than 0 to below vocab are left out */
+  float* candidates;          /* [rows, SHARP_SAMPLING_CANDIDATES], scratch memory */
+  int64_t* sampled;           /* [rows]; -1 where the highest logit is not finite */
 } SharpSampling;
 
 enum { SHARP_SAMPLING_CANDIDATES = 4096 };

@@ -6,7 +6,9 @@ from importlib import metadata
 from pathlib import Path
 
 from sharp.plugins import LIBRARIES, library_path
-from sharp.plugins.cuda.device import find_device
+from sharp.plugins.cuda.device import Driver, find_device
+from sharp.plugins.cuda.library import Library
+from sharp.plugins.cuda.sampler import KERNEL
 from sharp.plugins.errors import SharpError
 
 PACKAGES = {
@@ -29,6 +31,7 @@ def describe() -> dict[str, str]:
         **{name: _package(distributions) for name, distributions in PACKAGES.items()},
         "providers": _providers(),
         **{library: _library(runtime) for runtime, library in LIBRARIES.items()},
+        "sampler": _sampler(),
     }
 
 
@@ -60,6 +63,20 @@ def _library(runtime: str) -> str:
     except SharpError as error:
         return f"none: {error}"
     return f"{path} ({path.stat().st_size / 1e6:.1f} MB)"
+
+
+def _sampler() -> str:
+    """Whether servers on the first GPU sample there: the library has the kernel, and it loads."""
+    try:
+        library, device = Library(Path(library_path("cuda"))), find_device()
+        capability = "{}.{}".format(*divmod(device.compute_capability, 10))
+        if not library.has_kernel(KERNEL, device.compute_capability):
+            return f"the host's: no kernel {KERNEL} for compute capability {capability}"
+        with Driver().context():
+            library.prepare_sampling()
+    except SharpError as error:
+        return f"the host's: {error}"
+    return f"the GPU's: {KERNEL} for compute capability {capability} loads"
 
 
 def _gpu() -> str:

@@ -8,14 +8,19 @@ the bounds, and go on over these, which then lie in registers. Rows without top-
 Sums: a tile's weights in float32, in the fixed tree of `tl.sum`, and tiles in float64, so a row's token depends on that
 row alone and is the same in every run. Converting every weight to float64 would take longer than all else; the tree is
 off by some 10^-7 of the tile. The tile that has the sampled token is summed up in float64.
+
+Changes of logits (bias, penalties, masks) come first, in the logits' own memory and in the arithmetic of
+`sharp.plugins.sampling.Changes`, bit for bit.
 """
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import triton
 import triton.language as tl
 
 from sharp.plugins.errors import InputError
+from sharp.plugins.sampling import CHANGE, Changes
 from sharp.plugins.triton.arithmetic import exp2
 
 if TYPE_CHECKING:
@@ -28,6 +33,30 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 SMALLEST = tl.constexpr(1.1754943508222875e-38)  # normal number
 ABOVE_ONE = tl.constexpr(0x3F800001)  # bits of the next number
 BEHIND = tl.constexpr(0x7FFFFFFF)
+AT_ONCE = tl.constexpr(512)  # changes of a row, one for each thread
+WORDS = tl.constexpr(4)  # of a change
+ONE = tl.constexpr(0x3F800000)  # bits of the number
+
+
+@triton.jit
+def change(row, changes, start, end, vocab):
+    """Change the row's logits by a part of its changes. All threads have read them before, and see them afterwards."""
+    lanes = tl.arange(0, AT_ONCE)
+    for first in tl.range(start, end, AT_ONCE):
+        there = first + lanes < end
+        own = changes + (first + lanes) * WORDS
+        tokens = tl.load(own, mask=there, other=-1)
+        there = there & (tokens >= 0) & (tokens < vocab)
+        bias = tl.load(own + 1, mask=there, other=0).to(tl.float32, bitcast=True)
+        repetition = tl.load(own + 2, mask=there, other=ONE).to(tl.float32, bitcast=True)
+        amount = tl.load(own + 3, mask=there, other=0).to(tl.float32, bitcast=True)
+        old = tl.load(row + tokens, mask=there, other=0.0)
+        tl.debug_barrier()  # who stores a logit need not be who has loaded it
+        old = tl.where(bias == -float("inf"), bias, old + bias)
+        # A choice between quotient and product is no product, so no fused instruction takes the place of the last two.
+        new = tl.where(old > 0, tl.div_rn(old, repetition), old * repetition)
+        tl.store(row + tokens, new - amount, mask=there)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -161,14 +190,32 @@ def draw(row, vocab, highest, sharpness, bound, target, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("vocab",))
-def sample_rows(logits, indices, samplings, candidates, sampled, vocab, TILE: tl.constexpr, CANDIDATES: tl.constexpr):
+def sample_rows(
+    logits,
+    indices,
+    samplings,
+    starts,
+    changes,
+    candidates,
+    sampled,
+    vocab,
+    TILE: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
     """Grid: rows to sample.
 
-    logits float32 [any, vocab], indices int64 [rows] into them, samplings float64 [rows, 5], candidates float32 [rows,
-    CANDIDATES] scratch memory, sampled int64 [rows].
+    logits float32 [any, vocab], indices int64 [rows] into them, samplings float64 [rows, 5], starts int32 [2 rows + 1]
+    and changes int32 [changes, 4] as in `Changes`, candidates float32 [rows, CANDIDATES] scratch memory, sampled int64
+    [rows].
     """
     program = tl.program_id(0).to(tl.int64)
     row = logits + tl.load(indices + program) * vocab
+    start, middle = tl.load(starts + 2 * program), tl.load(starts + 2 * program + 1)
+    end = tl.load(starts + 2 * program + 2)
+    if start < middle:
+        change(row, changes, start, middle, vocab)
+    if middle < end:
+        change(row, changes, middle, end, vocab)
     parameters = samplings + program * 5
     sharpness = tl.load(parameters).to(tl.float32)
     top_k, top_p = tl.load(parameters + 1), tl.load(parameters + 2)
@@ -194,6 +241,8 @@ ARGUMENTS = {
     "logits": "*fp32",
     "indices": "*i64",
     "samplings": "*fp64",
+    "starts": "*i32",
+    "changes": "*i32",
     "candidates": "*fp32",
     "sampled": "*i64",
     "vocab": "i32",
@@ -202,11 +251,14 @@ CONSTANTS = {"TILE": 8192, "CANDIDATES": 4096}  # of a row; as many candidates l
 WARPS = 16
 
 
-def sample(logits: "Tensor", samplings: "Tensor", indices: "Tensor | None" = None) -> "Tensor":
+def sample(
+    logits: "Tensor", samplings: "Tensor", indices: "Tensor | None" = None, changes: Changes | None = None
+) -> "Tensor":
     """A token for each row of samplings: logits float32 [n, vocab], samplings [rows, 5] -> int64 [rows].
 
     `indices` int64 [rows] are the rows of the logits; by default all of them, in order. What the numbers of a row of
-    samplings mean is written in `sharp.plugins.sampling.sample`.
+    samplings mean is written in `sharp.plugins.sampling.sample`. Changes are made in place; a row of the logits that
+    has some may be among `indices` once.
 
     Raises:
         InputError: a tensor has another type or shape, is not contiguous, or is on the CPU without the interpreter.
@@ -224,14 +276,28 @@ def sample(logits: "Tensor", samplings: "Tensor", indices: "Tensor | None" = Non
     rows = len(indices)
     if samplings.shape != (rows, PARAMETERS):
         raise InputError(f"samplings have shape {list(samplings.shape)}; it must be {[rows, PARAMETERS]}")
+    if changes is None:
+        changes = Changes.of([np.empty(0, CHANGE)] * (2 * rows))
+    if len(changes.starts) != 2 * rows + 1:
+        raise InputError(f"changes have {len(changes.starts)} starts; {rows} rows have {2 * rows + 1}")
+    starts = torch.tensor(changes.starts, device=logits.device)
+    words = torch.tensor(changes.entries.view(np.int32), device=logits.device)
     candidates = torch.empty((rows, CONSTANTS["CANDIDATES"]), device=logits.device)
     sampled = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        launch(logits, indices.contiguous(), samplings.double().contiguous(), candidates, sampled)
+        launch(logits, indices.contiguous(), samplings.double().contiguous(), starts, words, candidates, sampled)
     return sampled
 
 
-def launch(logits: "Tensor", indices: "Tensor", samplings: "Tensor", candidates: "Tensor", sampled: "Tensor") -> None:
+def launch(
+    logits: "Tensor",
+    indices: "Tensor",
+    samplings: "Tensor",
+    starts: "Tensor",
+    changes: "Tensor",
+    candidates: "Tensor",
+    sampled: "Tensor",
+) -> None:
     """Start the kernel on the current stream."""
-    tensors = logits, indices, samplings, candidates, sampled
+    tensors = logits, indices, samplings, starts, changes, candidates, sampled
     sample_rows[(len(sampled),)](*tensors, logits.shape[1], **CONSTANTS, num_warps=WARPS)

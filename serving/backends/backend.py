@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.sampling import Changes
 from sharp.serving.config import BackendConfig
 
 
@@ -66,6 +67,10 @@ class Backend(Protocol):
         """Where it runs: "cpu" or "cuda"."""
 
     @property
+    def screened(self) -> bool:
+        """Whether its cache has the key screens of a model that has some."""
+
+    @property
     def limits(self) -> Limits | None:
         """What the model was compiled for; None takes every step."""
 
@@ -95,9 +100,10 @@ class Backend(Protocol):
 class SamplingBackend(Backend, Protocol):
     """A backend that samples where it computes, so that logits need not travel."""
 
-    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64]) -> StepOutput:
+    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
         """`step`, and a token for each output as `plugins.sampling.sample` samples it: samplings float64 [outputs, 5].
 
-        The engine asks for it where it needs no logits: no row has a logits processor or logprobs. Where the backend
-        cannot sample it returns logits, as `step` does.
+        First the logits are changed, by MOST_CHANGES or fewer. The engine asks for it where it needs no logits: no row
+        has logprobs, a guide or a list of allowed tokens. Where the backend cannot sample it returns logits, as `step`
+        does.
         """

@@ -26,10 +26,9 @@ def tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
     return cache_tensors(manifest.cache, manifest.layers, manifest.kv_heads, manifest.head_dim, manifest.value_dim)
 
 
-def bytes_per_block(manifest: Manifest, device: str = "cpu") -> int:
-    """The cache bytes of one block over all layers; servers use key screens on a CPU alone."""
-    tensors = (tensor for tensor in tensors_of(manifest) if device == "cpu" or not tensor.is_screen)
-    return sum(tensor.block_bytes for tensor in tensors)
+def bytes_per_block(manifest: Manifest, *, screened: bool = True) -> int:
+    """The cache bytes of one block over all layers, with the model's key screens or without."""
+    return sum(tensor.block_bytes for tensor in tensors_of(manifest) if screened or not tensor.is_screen)
 
 
 def cache_blocks(
@@ -38,16 +37,19 @@ def cache_blocks(
     available_bytes: int,
     device: str = "cpu",
     engine: EngineConfig = DEFAULT,
+    *,
+    screened: bool = True,
 ) -> int:
     """The blocks of the cache: for `cache_tokens` if given, else for the default that at most half the memory allows.
 
-    On a GPU ("cuda") the default is `engine.gpu_memory_share` of the memory: more sequences run together.
+    On a GPU ("cuda") the default is `engine.gpu_memory_share` of the memory: more sequences run together. Key screens
+    are counted unless the backend has none.
 
     Raises:
         InputError: the cache would be larger than the memory.
     """
     block_size = manifest.cache.block_size
-    block_bytes = bytes_per_block(manifest, device)
+    block_bytes = bytes_per_block(manifest, screened=screened)
     if cache_tokens is None and device == "cuda":
         return max(1, int(available_bytes * engine.gpu_memory_share) // block_bytes)
     if cache_tokens is None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.cuda.sampler import DeviceSampler
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.sampling import Changes
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cuda_provider import device_tensor
 from sharp.serving.backends.warm_up import decode_step
@@ -118,8 +119,10 @@ class DecodeGraphs:
                 self.step(decode_step(sequences, pages))
         logger.info("%d CUDA graphs captured in %.1f s", len(self._graphs), time.monotonic() - began)
 
-    def step(self, batch: Batch, samplings: NDArray[np.float64] | None = None) -> StepOutput:
-        """Compute a decode step; with `samplings`, and where it can be, sample as well."""
+    def step(
+        self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
+    ) -> StepOutput:
+        """Compute a decode step; with `samplings`, and where it can be, sample as well, after the `changes`."""
         size = graph_size(batch)
         whole = padded(batch, *size)
         arrays = {name: np.asarray(getattr(whole, name)) for name in STEP_INPUTS}
@@ -132,7 +135,7 @@ class DecodeGraphs:
         stats = graph.stats.numpy()[:, : len(batch.input_ids)] if batch.collect_stats else None
         logits = graph.logits.data_ptr()
         if samplings is not None and self._sampler is not None:
-            sampled = self._sampler.sample(logits, batch.logits_indices, samplings)
+            sampled = self._sampler.sample(logits, batch.logits_indices, samplings, changes)
             return StepOutput(self._readback.rows(0), stats, sampled)
         # Not those of padding: they may be half of them.
         return StepOutput(self._readback.copy(logits, batch.logits_indices), stats)

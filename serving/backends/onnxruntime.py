@@ -8,10 +8,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.cuda.sampler import DeviceSampler, find_sampler
 from sharp.plugins.manifest import CacheDtype, Manifest
+from sharp.plugins.sampling import Changes
 from sharp.serving.api.errors import InputError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cache_size import available_memory, tensors_of
@@ -76,6 +78,11 @@ class OnnxRuntimeBackend:
     def device(self) -> str:
         """The device that the session computes on."""
         return self._device
+
+    @property
+    def screened(self) -> bool:
+        """With our kernels; nothing else uses a screen, and an empty one takes no memory."""
+        return self._kernels
 
     @property
     def limits(self) -> None:
@@ -209,7 +216,7 @@ class OnnxRuntimeBackend:
         with lost_device(lambda: check_context(self._gpu)) if self._device == "cuda" else contextlib.nullcontext():
             return self._step(batch)
 
-    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64]) -> StepOutput:
+    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
         """Compute one step and sample on the GPU; without a GPU or the kernel logits are returned, as by `step`.
 
         Raises:
@@ -218,11 +225,13 @@ class OnnxRuntimeBackend:
         if self._sampler is None:
             return self.step(batch)
         with lost_device(lambda: check_context(self._gpu)):
-            return self._step(batch, samplings)
+            return self._step(batch, samplings, changes)
 
-    def _step(self, batch: Batch, samplings: NDArray[np.float64] | None = None) -> StepOutput:
+    def _step(
+        self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
+    ) -> StepOutput:
         if self._graphs is not None and is_decode(batch):
-            return self._graphs.step(batch, samplings)
+            return self._graphs.step(batch, samplings, changes)
         binding, m = self._binding, self._manifest
         for name in STEP_INPUTS:
             self._bind_input(name, np.asarray(getattr(batch, name)))
@@ -250,7 +259,7 @@ class OnnxRuntimeBackend:
             self._bind_caches()
         if sampler is None or samplings is None:
             return StepOutput(logits, stats)
-        return StepOutput(logits, stats, sampler.sample(sampler.logits(rows), np.arange(rows), samplings))
+        return StepOutput(logits, stats, sampler.sample(sampler.logits(rows), np.arange(rows), samplings, changes))
 
     def _bind_input(self, name: str, array: NDArray[Any]) -> None:
         """On a CPU into memory that stays bound from step to step: binding takes longer than writing it."""
@@ -262,18 +271,13 @@ class OnnxRuntimeBackend:
         self._binding.bind_cpu_input(name, self._inputs[name])
 
     def _set_cache(self, blocks: int) -> None:
-        def make() -> list[Any]:
-            on_device = self._device == "cuda"
-            screened = self._kernels and not on_device  # what nothing else uses takes no memory
-            return [
-                device_cache(tensor, blocks, self._gpu)
-                if on_device and not tensor.is_screen
-                else tensor.make(blocks if screened or not tensor.is_screen else 0)
-                for tensor in self._caches
-            ]
+        def make(tensor: CacheTensor) -> Any:
+            if tensor.is_screen and not self.screened:
+                return tensor.make(0)
+            return device_cache(tensor, blocks, self._gpu) if self._device == "cuda" else tensor.make(blocks)
 
-        self._current = make()
-        self._next = self._current if self._kernels else make()
+        self._current = [make(tensor) for tensor in self._caches]
+        self._next = self._current if self._kernels else [make(tensor) for tensor in self._caches]
         self._bind_caches()
 
     def _bind_caches(self) -> None:

@@ -1,7 +1,8 @@
 """TensorRT on an NVIDIA GPU: the engine that `sharp build --backend tensorrt` wrote into the model folder."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.cuda.runtime import Cuda
+from sharp.plugins.cuda.sampler import find_sampler
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
 from sharp.plugins.manifest import Manifest
+from sharp.plugins.sampling import Changes
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
@@ -57,6 +60,7 @@ class TensorRtBackend:
         self._next: list[int] = []
         self._memory = self._make_memory()
         self._logits = np.empty((0, manifest.vocab_size), np.float32)  # page-locked, and kept
+        self._sampler = find_sampler(manifest.vocab_size, gpu, self._stream)
 
     @property
     def kernels(self) -> bool:
@@ -67,6 +71,11 @@ class TensorRtBackend:
     def device(self) -> str:
         """A GPU, always."""
         return "cuda"
+
+    @property
+    def screened(self) -> bool:
+        """Never: `leave_out_key_screens` of the exporter says why."""
+        return False
 
     @property
     def limits(self) -> Limits:
@@ -139,11 +148,30 @@ class TensorRtBackend:
             EngineError: TensorRT refused or failed it.
             DeviceLostError: no later step can be computed either.
         """
-        with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
-            self._cuda.call("cudaSetDevice", self._gpu)  # of this thread, which need not be the one that loaded
+        with self._on_device():
             return self._step(batch)
 
-    def _step(self, batch: Batch) -> StepOutput:
+    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
+        """Compute one step and sample on the GPU, on the engine's stream; without the kernel logits are returned.
+
+        Raises:
+            EngineError: TensorRT refused or failed it.
+            DeviceLostError: no later step can be computed either.
+        """
+        if self._sampler is None:
+            return self.step(batch)
+        with self._on_device():
+            return self._step(batch, samplings, changes)
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
+            self._cuda.call("cudaSetDevice", self._gpu)  # of this thread, which need not be the one that loaded
+            yield
+
+    def _step(
+        self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
+    ) -> StepOutput:
         # Alive until the stream is through with them.
         inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
         context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]
@@ -155,18 +183,27 @@ class TensorRtBackend:
             context.set_tensor_address(tensor.updated_name, following)
         _require(context.execute_async_v3(self._stream), "the step")
         m = self._manifest
-        rows = len(batch.logits_indices)
-        if len(self._logits) < rows:
-            self._logits = self._cuda.page_locked(rows, m.vocab_size)
-        logits = self._logits[:rows]
-        self._cuda.copy_to_host(logits, self._memory["logits"], self._stream)
         stats: NDArray[np.float32] | None = None
         if batch.collect_stats:
             stats = np.empty((m.layers, len(batch.input_ids), m.q_heads, m.stats_columns), np.float32)
             self._cuda.copy_to_host(stats, self._memory["stats"], self._stream)
+        rows = len(batch.logits_indices)
+        sampled: NDArray[np.int64] | None = None
+        if samplings is not None and self._sampler is not None:
+            sampled = self._sampler.sample(self._memory["logits"], np.arange(rows), samplings, changes)
+            logits = self._logits[:0]
+        else:
+            logits = self._logits_of(rows)
+            self._cuda.copy_to_host(logits, self._memory["logits"], self._stream)
         self._cuda.call("cudaStreamSynchronize", self._stream)
         self._current, self._next = self._next, self._current
-        return StepOutput(logits, stats)
+        return StepOutput(logits, stats, sampled)
+
+    def _logits_of(self, rows: int) -> NDArray[np.float32]:
+        """Page-locked memory that is kept."""
+        if len(self._logits) < rows:
+            self._logits = self._cuda.page_locked(rows, self._manifest.vocab_size)
+        return self._logits[:rows]
 
     def _make_context(self, profile: int) -> Any:
         context = self._engine.create_execution_context()

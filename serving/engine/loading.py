@@ -42,7 +42,8 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     most = longest_context(manifest, engine)
     context = min(most, engine.cache_tokens or most)
     largest = Limits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
-    blocks = cache_blocks(manifest, engine.cache_tokens, loaded.free_memory(largest), loaded.device, engine)
+    free, device, screened = loaded.free_memory(largest), loaded.device, loaded.screened
+    blocks = cache_blocks(manifest, engine.cache_tokens, free, device, engine, screened=screened)
     longest = most
     if (limits := loaded.limits) is not None:
         blocks = _within_limits(limits, engine, blocks, manifest.cache.block_size)

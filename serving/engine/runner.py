@@ -77,6 +77,8 @@ class StepRunner:
 
     def start(self, step: Step) -> None:
         """Compute a step; nothing else is to be done."""
+        if self._sampling is not None:
+            step.prepare_sampling()
         step.reserve()
         self.current = step
         self._start(step)
@@ -170,7 +172,10 @@ class StepRunner:
         if following is None or current is None or following.started:
             return None
         with suppress(Exception):  # say MemoryError: it is planned anew when `current` is committed
-            return following if following.take_tokens(current) else None
+            if following.take_tokens(current):
+                if self._sampling is not None:
+                    following.prepare_sampling()
+                return following
         return None
 
 

@@ -3,15 +3,15 @@
 These are masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` and penalties.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins import sampling as native
+from sharp.plugins.sampling import CHANGE, Changes
 from sharp.serving.engine.sequence import Sequence
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -39,6 +39,7 @@ class Sampling:
     Attributes:
         parameters: float64 [rows, 5], what `plugins.sampling.sample` takes.
         changed: logits processors may change the logits.
+        masked: some of them do so in the whole vocabulary: guides, and lists of allowed tokens.
         copied: of such a row logprobs are requested, and those are of the model's own logits.
         logprobs: some row's are requested.
     """
@@ -46,6 +47,7 @@ class Sampling:
     rows: tuple[SamplingRow, ...]
     parameters: NDArray[np.float64]
     changed: bool
+    masked: bool
     copied: bool
     logprobs: bool
 
@@ -57,14 +59,15 @@ class Sampling:
             tuple(rows),
             np.array([_parameters(row) for row in rows], np.float64).reshape(-1, 5),
             bool(changed),
+            any(row.sequence.sampling.guide or row.sequence.sampling.allowed is not None for row in rows),
             any(row.sequence.request.params.logprobs is not None for row in changed),
             any(row.sequence.request.params.logprobs is not None for row in rows),
         )
 
     @property
-    def plain(self) -> bool:
-        """Whether `parameters` say all of it, and nobody needs the logits."""
-        return not (self.changed or self.logprobs)
+    def sparse(self) -> bool:
+        """Whether `parameters` and `changes_of` say all of it, and nobody needs the logits."""
+        return not (self.masked or self.logprobs)
 
 
 def sample(logits: NDArray[np.float32], sampling: Sampling, threads: int = 1) -> NDArray[np.int64]:
@@ -112,17 +115,28 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
             kept = logits[index, allowed]
             logits[index] = -np.inf
             logits[index, allowed] = kept
-    for masked in (_early_stops, _bad_words):
-        indices, tokens, _ = _entries(rows, masked)
-        logits[indices, tokens] = -np.inf
-    indices, tokens, values = _entries(rows, _bias)
-    np.add.at(logits, (indices, tokens), values[:, 0])
-    indices, tokens, values = _entries(rows, _penalties)
-    if len(indices):
-        counts, repetition, presence, frequency = values.T
-        old = logits[indices, tokens]
-        new = np.where(old > 0, old / repetition, old * repetition)
-        logits[indices, tokens] = new - presence * (counts > 0) - frequency * counts
+    changes_of(rows).apply(logits)
+
+
+def changes_of(rows: Rows[SamplingRow]) -> Changes:
+    """What `min_tokens`, bad words and `logit_bias` do to the logits of each row, and then what penalties do.
+
+    All rows' tokens are computed together: a row has so few that every function of numpy would cost more than them.
+    """
+    parts = [part for row in rows for part in (_biases(row), _penalties(row))]
+    lengths = [len(part.token_ids) for part in parts]
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
+    entries = np.zeros(starts[-1], CHANGE)
+    entries["token"] = np.concatenate([_NONE.token_ids, *(part.token_ids for part in parts)])
+    factors = np.array([part.factors for part in parts], np.float32).reshape(-1, 3)
+    repetition, presence, frequency = np.repeat(factors, lengths, axis=0).T
+    counts = np.concatenate([_NONE.counts, *(part.counts for part in parts)])
+    entries["repetition"] = repetition
+    entries["amount"] = presence * (counts > 0) + frequency * counts
+    for part, start, length in zip(parts, starts.tolist(), lengths, strict=False):
+        if part.biases:
+            entries["bias"][start : start + length] = part.biases
+    return Changes(starts, entries)
 
 
 def masks_all(row: SamplingRow, vocab_size: int) -> bool:
@@ -133,66 +147,56 @@ def masks_all(row: SamplingRow, vocab_size: int) -> bool:
         kept = np.zeros(vocab_size, np.bool_)
         kept[own] = allowed[own]
         allowed = kept
-    for masked in (_early_stops(row), _bad_words(row)):
-        if masked is not None:
-            allowed[masked[0]] = False
+    allowed[[*_early_stops(row), *_bad_words(row)]] = False
     return not allowed.any()
 
 
-# Of one row: token ids int64 [entries], and what belongs to each, float32 [entries, values].
-Entries = tuple[NDArray[np.int64], NDArray[np.float32]]
-
-
-def _early_stops(row: SamplingRow) -> Entries | None:
+def _early_stops(row: SamplingRow) -> frozenset[int]:
     """The tokens that would end the sequence before `min_tokens`."""
-    if not row.below_min_tokens or not row.sequence.stop.token_ids:
-        return None
-    tokens = np.fromiter(row.sequence.stop.token_ids, np.int64)
-    return tokens, np.empty((len(tokens), 1), np.float32)
+    return frozenset(row.sequence.stop.token_ids) if row.below_min_tokens else frozenset()
 
 
-def _bad_words(row: SamplingRow) -> Entries | None:
+def _bad_words(row: SamplingRow) -> frozenset[int]:
     """The tokens that would complete a text that must not come."""
     sequence = row.sequence
     if not (words := sequence.request.bad_word_ids):
-        return None
+        return frozenset()
     past = (*sequence.token_ids[len(sequence.request.prompt_ids) :], *row.draft)
-    last = [word[-1] for word in words if past[max(0, len(past) - len(word) + 1) :] == word[:-1] or len(word) == 1]
-    return (np.array(last, np.int64), np.empty((len(last), 1), np.float32)) if last else None
-
-
-def _bias(row: SamplingRow) -> Entries | None:
-    bias = row.sequence.request.params.logit_bias
-    if not bias:
-        return None
-    return np.array([token for token, _ in bias], np.int64), np.array([[value] for _, value in bias], np.float32)
-
-
-def _penalties(row: SamplingRow) -> Entries | None:
-    """The sequence's tokens with generated count, repetition, presence and frequency penalty."""
-    if not row.sequence.sampling.counts:
-        return None
-    params = row.sequence.request.params
-    token_ids, counts = row.sequence.sampling.counts.after(row.draft)
-    values = np.empty((len(token_ids), 4), np.float32)
-    values[:, 0] = counts
-    repetition = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
-    values[:, 1:] = repetition, params.presence_penalty, params.frequency_penalty
-    return token_ids, values
-
-
-def _entries(
-    rows: Rows[SamplingRow], of: Callable[[SamplingRow], Entries | None]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The entries of all rows in one: row and token id int64 [entries], values float32 [entries, values]."""
-    found: list[tuple[int, Entries]] = [(index, entries) for index, row in enumerate(rows) if (entries := of(row))]
-    if not found:
-        return _NONE, _NONE, np.empty((0, 1), np.float32)
-    return (
-        np.repeat([index for index, _ in found], [len(tokens) for _, (tokens, _) in found]),
-        np.concatenate([tokens for _, (tokens, _) in found]),
-        np.concatenate([values for _, (_, values) in found]),
+    return frozenset(
+        word[-1] for word in words if past[max(0, len(past) - len(word) + 1) :] == word[:-1] or len(word) == 1
     )
 
 
-_NONE = np.empty(0, np.int64)
+class _Part(NamedTuple):
+    """Of the changes of a row: tokens, how often each was generated, and the three penalties; and biases, if any."""
+
+    token_ids: NDArray[np.int64]
+    counts: NDArray[np.float32]
+    factors: tuple[float, float, float]  # repetition, presence, frequency
+    biases: list[float]
+
+
+_NONE = _Part(np.empty(0, np.int64), np.empty(0, np.float32), (1, 0, 0), [])
+
+
+def _biases(row: SamplingRow) -> _Part:
+    """Masked tokens, and what is added to others."""
+    masked = _early_stops(row) | _bad_words(row)
+    bias = row.sequence.request.params.logit_bias
+    if not masked and not bias:
+        return _NONE
+    added: dict[int, float] = {}
+    for token, value in bias:
+        added[token] = added.get(token, 0) + value
+    added |= dict.fromkeys(masked, -np.inf)
+    return _Part(np.array([*added]), np.zeros(len(added), np.float32), _NONE.factors, [*added.values()])
+
+
+def _penalties(row: SamplingRow) -> _Part:
+    """The sequence's tokens."""
+    if not row.sequence.sampling.counts:
+        return _NONE
+    params = row.sequence.request.params
+    repetition = min(max(params.repetition_penalty, SMALLEST_FACTOR), LARGEST_FACTOR)
+    factors = repetition, params.presence_penalty, params.frequency_penalty
+    return _Part(*row.sequence.sampling.counts.after(row.draft), factors, [])

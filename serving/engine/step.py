@@ -1,20 +1,21 @@
 """`Step`: the chunks of one step, packed, computed and sampled, before any sequence changes."""
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.sampling import NO_TOKEN
+from sharp.plugins.sampling import MOST_CHANGES, NO_TOKEN, Changes
 from sharp.serving.api.errors import EngineError
 from sharp.serving.api.events import TokenLogprobs
 from sharp.serving.backends import Backend, Batch, SamplingBackend, StepOutput
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.logprobs import prompt_logprobs, sampled_logprobs
-from sharp.serving.engine.sampler import Sampling, SamplingRow, sample
+from sharp.serving.engine.sampler import Sampling, SamplingRow, changes_of, sample
 from sharp.serving.engine.scheduler import Chunk
 from sharp.serving.engine.sequence import Sequence
 
@@ -78,6 +79,7 @@ class Step:
         self.sampled: NDArray[np.int64] | None = None
         self._result: StepResult | None = None
         self._output: StepOutput | None = None
+        self._changes: Changes | None = None
         self._outputs = select_outputs(chunks)
         requested = any(chunk.sequence.request.attention for chunk in chunks)
         self.batch = pack(chunks, blocks, self._outputs, collect_stats=collect_stats or requested)
@@ -122,6 +124,26 @@ class Step:
         self.batch.input_ids[self._unknown] = np.maximum(before.sampled[self._known_from], 0)
         return any(not (chunk.sequence.ended or before.ends(chunk.sequence)) for chunk in self.chunks)
 
+    def prepare_sampling(self) -> None:
+        """Look up what a backend that samples does to the logits first.
+
+        Its tokens are known by then, and all steps before it are committed but for the one that gave the unknown ones.
+        """
+        if self._sampling.changed and self.needs_tokens_only:
+            self._changes = changes_of([*self._known_rows()])
+
+    def _known_rows(self) -> Iterator[SamplingRow]:
+        """The rows to sample, behind the tokens that were unknown."""
+        rows = iter(self._sampling.rows)
+        start = 0
+        for chunk, end in zip(self.chunks, self.batch.query_start[1:].tolist(), strict=True):
+            if chunk.samples:
+                last = start + chunk.tokens - 1
+                known = (int(self.batch.input_ids[last]),) if chunk.unknown else ()
+                for row in islice(rows, 1 + len(chunk.draft)):
+                    yield replace(row, draft=(*known, *row.draft))
+            start = end
+
     def ends(self, sequence: Sequence) -> bool:
         """Whether the sampled token ends a sequence, whatever its text is."""
         row = self._row_of.get(sequence.number)
@@ -130,14 +152,14 @@ class Step:
     @property
     def needs_tokens_only(self) -> bool:
         """Whether a backend that samples need not return logits."""
-        return self._sampling.plain and not self._outputs.prompt and bool(self._sampling.rows)
+        return self._sampling.sparse and not self._outputs.prompt and bool(self._sampling.rows)
 
     def compute(self, backend: Backend, sampling: SamplingBackend | None = None) -> None:
         """Run the model, which samples, too, where that is all, if it can; what fails is in `error`."""
         self.began = time.perf_counter()
         try:
-            if sampling is not None and self.needs_tokens_only:
-                self._output = sampling.step_and_sample(self.batch, self._sampling.parameters)
+            if sampling is not None and self.needs_tokens_only and _few(self._changes):
+                self._output = sampling.step_and_sample(self.batch, self._sampling.parameters, self._changes)
             else:
                 self._output = backend.step(self.batch)
         except BaseException as error:  # a panic of Rust is no Exception
@@ -186,6 +208,11 @@ class Step:
             sampled_logprobs(chunks, outputs.sampling, output.logits, tokens) if requested else {},
             prompt_logprobs(chunks, outputs.prompt, output.logits[len(sampled) :]),
         )
+
+
+def _few(changes: Changes | None) -> bool:
+    """Whether a backend takes so many."""
+    return changes is None or len(changes.entries) <= MOST_CHANGES
 
 
 def _check(output: StepOutput, batch: Batch) -> None:

@@ -1,7 +1,7 @@
 """Samples by the library's kernel on a GPU that is interpreted.
 
-python -m tests.full.cuda.compute_sampling LIBRARY: calls as JSON on stdin, [logits, indices, samplings] each, and on
-stdout the tokens of each by the GPU and by the CPU's sampler, launches and failures.
+python -m tests.full.cuda.compute_sampling LIBRARY: calls as JSON on stdin, [logits, indices, samplings, parts of
+changes] each, and on stdout the tokens of each by the GPU and by the CPU's sampler, launches and failures.
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 
 from sharp.plugins.cuda.library import Library
 from sharp.plugins.cuda.sampler import DeviceSampler
-from sharp.plugins.sampling import sample
+from sharp.plugins.sampling import CHANGE, Changes, sample
 from tests.full.cuda.computing import Device
 
 
@@ -20,10 +20,14 @@ def main() -> None:
     device, library, found = Device(), Library(Path(sys.argv[1])), []
     calls = json.load(sys.stdin)
     sampler = DeviceSampler(library, len(calls[0][0][0]), 0)
-    for given, indices, parameters in calls:
+    for given, indices, parameters, parts in calls:
         logits, rows, samplings = np.array(given, np.float32), np.array(indices), np.array(parameters, float)
-        tokens = sampler.sample(logits.ctypes.data, rows, samplings)
-        found.append({"gpu": tokens.tolist(), "cpu": sample(logits[rows], samplings).tolist()})
+        changes = Changes.of([np.array([*map(tuple, part)], CHANGE) for part in parts]) if parts else None
+        of_rows = logits[rows]
+        tokens = sampler.sample(logits.ctypes.data, rows, samplings, changes)
+        if changes is not None:
+            changes.apply(of_rows)
+        found.append({"gpu": tokens.tolist(), "cpu": sample(of_rows, samplings).tolist()})
     json.dump({"calls": found, "launches": device.launches, "failures": device.failures}, sys.stdout)
 
 

@@ -1,6 +1,6 @@
-"""Generates with `LLM` once by the CPU's kernels and once by those of a GPU that is interpreted.
+"""Generates with `LLM` by the CPU's kernels, by those of a GPU that is interpreted, and there without key screens.
 
-python -m tests.full.cuda.compute_text FOLDER OPS: what came of both as JSON on stdout; OPS is what hands ONNX Runtime
+python -m tests.full.cuda.compute_text FOLDER OPS: what came of each as JSON on stdout; OPS is what hands ONNX Runtime
 the CUDA ops as ops of the CPU.
 """
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sharp import LLM, SamplingParams
+from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends import session as backends
+from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 from tests.full.cuda.computing import Device
 
@@ -46,7 +48,12 @@ def main() -> None:
     assert not device.launches
     backends.kernel_library = lambda: Path(ops)
     on_gpu = generate(folder)
-    json.dump({"cpu": on_cpu, "gpu": on_gpu, "launches": device.launches, "failures": device.failures}, sys.stdout)
+    said = {"cpu": on_cpu, "gpu": on_gpu, "launches": [*device.launches]}
+    if read_manifest(Path(folder)).cache.key_screens:
+        device.launches.clear()
+        OnnxRuntimeBackend.screened = property(lambda self: False)  # type: ignore[assignment, method-assign]
+        said |= {"unscreened": generate(folder), "launches_unscreened": device.launches}
+    json.dump(said | {"failures": device.failures}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Generates with `LLM` on ONNX Runtime's CUDA provider over a GPU that computes nothing: every token is the first one.
 
-HOW is words: graphs; logprobs, which need logits; temperature; without-kernel, of sampling, in the library.
+HOW is words: graphs; logprobs, which need logits; temperature; penalties; without-kernel, of sampling, in the library;
+no-limit of the cache.
 
 python -m tests.full.cuda.generate FOLDER HOW: what happened on the GPU as JSON on stdout.
 """
@@ -29,7 +30,7 @@ def main() -> None:
     if "without-kernel" in how:
         sampler.KERNEL = "another"
     backend = BackendConfig(threads=1, cuda_graphs="graphs" in how)  # device: auto
-    engine = EngineConfig(cache_tokens=BLOCKS * 16, attention_interval=2)
+    engine = EngineConfig(cache_tokens=None if "no-limit" in how else BLOCKS * 16, attention_interval=2)
     free_memory = OnnxRuntimeBackend.free_memory
 
     def free_memory_of(self, largest):
@@ -39,7 +40,12 @@ def main() -> None:
     OnnxRuntimeBackend.free_memory = free_memory_of
     llm = LLM(folder, backend=backend, engine=engine)
     used = llm._engine._backend
-    said = {"device": used.device, "left": LEFT[0], "started": events("libcuda.so.1", "fake_events")}
+    said = {
+        "device": used.device,
+        "blocks": llm._engine.blocks.blocks,
+        "left": LEFT[0],
+        "started": events("libcuda.so.1", "fake_events"),
+    }
     said["addresses"] = {
         tensor.name: value.data_ptr() for tensor, value in zip(used._caches, used._current, strict=True)
     }
@@ -59,9 +65,13 @@ def main() -> None:
     step, step_and_sample = used.step, used.step_and_sample
     used.step = lambda batch: record(batch, step(batch))
     if used._sampler is not None:
-        used.step_and_sample = lambda batch, samplings: record(batch, step_and_sample(batch, samplings))
+        used.step_and_sample = lambda batch, *how: record(batch, step_and_sample(batch, *how))
     sampling = SamplingParams(
-        temperature=0.7 * ("temperature" in how), max_tokens=4, logprobs=1 if "logprobs" in how else None
+        temperature=0.7 * ("temperature" in how),
+        max_tokens=4,
+        logprobs=1 if "logprobs" in how else None,
+        repetition_penalty=1.1 if "penalties" in how else 1,
+        logit_bias={5: 1.5} if "penalties" in how else (),
     )
     completions = llm.generate(["one", "another", "third"], sampling)
     said |= {"steps": steps, "completions": [completion.token_ids for completion in completions]}

@@ -89,7 +89,9 @@ def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     assert launched == {"write_cache", "write_int8_cache", "write_present", "prefill", "merge", *decoding, *question}
 
 
-@pytest.mark.parametrize(("norm", "options"), [("ssa", ()), ("asentmax", ("--kv-dtype", "int8"))])
+@pytest.mark.parametrize(
+    ("norm", "options"), [("ssa", ()), ("asentmax", ("--kv-dtype", "int8")), ("entmax", ("--key-screen", "int8"))]
+)
 def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
     save_checkpoint(tmp_path / "tiny.safetensors", tiny_model(norm, head_dim=64))
     folder = tmp_path / "model"
@@ -99,6 +101,11 @@ def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
     said = run("compute_text", libraries, folder, libraries / "host_provider.so")
     assert not said["failures"]
     assert any("prefill" in name for name in said["launches"]) and any("decode" in name for name in said["launches"])
+    screened = {name.split()[0] for name in said["launches"]} & {"write_screened_cache", "decode_screen"}
+    assert len(screened) == (2 if "--key-screen" in options else 0)
+    if screened:
+        assert not {name.split()[0] for name in said["launches_unscreened"]} & screened
+        assert said["gpu"] == said["unscreened"]  # bit for bit
     cpu, gpu = said["cpu"], said["gpu"]
     for (tokens, logprobs), (others, their_logprobs) in zip(cpu["completions"], gpu["completions"], strict=True):
         assert tokens == others

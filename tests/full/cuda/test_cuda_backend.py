@@ -1,33 +1,37 @@
 """A model on ONNX Runtime's CUDA provider, whose GPU is a fake one; and what of its decode steps a CPU can check."""
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 
 import numpy as np
+import onnxruntime
 import pytest
 from click.testing import CliRunner
 
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins.manifest import read_manifest
-from sharp.serving.backends import Batch, load_backend
-from sharp.serving.backends.decode_graphs import graph_size, is_decode, padded
-from sharp.serving.config import BackendConfig
+from sharp.serving import LLM, SamplingParams
+from sharp.serving.backends import Batch, decode_graphs, load_backend
+from sharp.serving.backends.cache_size import bytes_per_block
+from sharp.serving.backends.decode_graphs import DecodeGraphs, graph_size, is_decode, padded
+from sharp.serving.config import BackendConfig, EngineConfig
 from tests.exporter.conftest import tiny_model
 from tests.full.cuda.native import ROOT
 
 LAYERS, HEADS, VOCAB = 2, 6, 257
 
 
-def exported(out, *options):
+def exported(out, *options, norm="ssa"):
     """The folder of a model with heads of 64, which the fake package of kernels has."""
-    save_checkpoint(out / "tiny.safetensors", tiny_model("ssa", head_dim=64, layers=2))
-    arguments = [str(out / "tiny.safetensors"), "--norm", "ssa", "-o", str(out / "ssa"), *options]
+    save_checkpoint(out / "tiny.safetensors", tiny_model(norm, head_dim=64, layers=2))
+    arguments = [str(out / "tiny.safetensors"), "--norm", norm, "-o", str(out / norm), *options]
     result = CliRunner().invoke(export, arguments)
     assert result.exit_code == 0, result.output
-    return out / "ssa"
+    return out / norm
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def int8_folder(tmp_path_factory):
     return exported(tmp_path_factory.mktemp("int8"), "--kv-dtype", "int8")
+
+
+@pytest.fixture(scope="module")
+def screened_folder(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("screened"), "--key-screen", "int8", norm="entmax")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +129,7 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
     for step in (first, *others):  # a graph of four sequences for three, which are sampled
         assert samplings(step) == ["sample_rows", "wait for stream 0"] and len(step["driver"]) == 3
         assert launched(step["driver"])[0]["grid"] == "3,1,1"
-        assert step["driver"][0] == "write bytes=3072 stream=0"  # what 64 rows are told
+        assert step["driver"][0] == "write bytes=3600 stream=0"  # what 64 rows are told
         assert step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
         statistics = [LAYERS * 4 * HEADS * 4 * 4] if step["stats"] else []
         assert [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")] == statistics
@@ -145,6 +154,18 @@ def test_rows_with_a_temperature_are_sampled_on_the_gpu_too(generate, how):
         assert samplings(step) == ["sample_rows", "wait for stream 0"]
         assert step["sampled"] == [0] * 3
         assert not [event for event in step["driver"] if event.startswith("read ")]
+
+
+@pytest.mark.parametrize("how", ["penalties", "graphs penalties temperature"])
+def test_penalties_travel_to_the_gpu_and_logits_stay_there(generate, how):
+    prompt, *decode = generate(how)["steps"]
+    # "one", "another" and "third" are 3, 7 and 5 bytes, all distinct but for the last of them; the bias is one of each.
+    for step, generated in zip((prompt, *decode), (0, 1, 1, 1), strict=True):
+        assert samplings(step) == ["sample_rows", "wait for stream 0"]
+        writes = [event for event in step["driver"] if event.startswith("write ")]
+        assert writes == ["write bytes=3600 stream=0", f"write bytes={16 * (3 + 7 + 5 + 3 + 3 * generated)} stream=0"]
+        assert not [event for event in step["driver"] if event.startswith("read ")]
+        assert step["sampled"] == [0] * 3
 
 
 def test_logits_of_a_step_without_a_graph_travel_where_they_are_needed(generate):
@@ -174,6 +195,44 @@ def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
     for step in (first, *others):
         assert samplings(step) == ["sample_rows", "wait for stream 0"] and len(step["driver"]) == 3
         assert step["runtime"].count("replay") == 1
+
+
+@pytest.mark.parametrize("how", ["plain", "graphs"])
+def test_a_key_screen_lies_on_the_gpu_beside_its_keys(generate, screened_folder, how):
+    said = generate(how, screened_folder)
+    assert (said["device"], said["completions"]) == ("cuda", [[0] * 4] * 3)
+    sizes = {"key_cache": 4 * 64, "value_cache": 4 * 64, "key_screen": 64 + 8}  # of a key
+    cleared = [event.split()[1:] for event in said["started"] if event.startswith("clear ")]
+    assert len(cleared) == 2 * 3 * LAYERS
+    cleared = dict(cleared[len(cleared) // 2 :])
+    expected = {
+        str(at): f"bytes={40 * 2 * 16 * sizes[name.partition('.')[0]]}" for name, at in said["addresses"].items()
+    }
+    assert cleared == expected and len(expected) == 3 * LAYERS
+    of_screen = {"write_screened_cache", "decode_screen", "decode_survivors"}
+    assert of_screen <= {event.split()[1] for event in said["started"] if event.startswith("kernel ")}
+    prompt, *decode = said["steps"]
+    for step in said["steps"] if how == "plain" else (prompt,):
+        launches = launched(step["driver"])
+        assert {values["key_screen"] for values in launches if values.get("key_screen")} == {
+            str(said["addresses"][f"key_screen.{layer}"]) for layer in range(LAYERS)
+        }
+        # In place: neither a copy on the GPU, nor one of a cache to or from the host.
+        assert not [event for event in step["driver"] if event.startswith("copy ")]
+    block = 2 * 16 * (64 + 8)
+    for step in said["steps"]:
+        assert not [
+            event for event in step["runtime"] if event.startswith("copy ") and int(event.split()[-1]) >= block * 40
+        ]
+    assert all(("replay" in step["runtime"]) == (how == "graphs") for step in decode)
+
+
+def test_a_cache_is_as_many_blocks_as_fit_with_their_screens(generate, screened_folder):
+    manifest = read_manifest(screened_folder)
+    with_screens, without = bytes_per_block(manifest), bytes_per_block(manifest, screened=False)
+    assert with_screens - without == LAYERS * 2 * 16 * (64 + 8)
+    said = generate("no-limit", screened_folder)
+    assert said["blocks"] == int(0.9 * said["left"]) // with_screens
 
 
 def decode_batch(contexts, pages=3, **changes):
@@ -224,6 +283,64 @@ def test_padding_changes_nothing_but_the_shapes(folder):
         np.testing.assert_allclose(same, cache, rtol=1e-5, atol=1e-6)
 
 
+class HostReadback:
+    """Copies rows of a tensor that lies on the host."""
+
+    def copy(self, address, indices):
+        rows = (ctypes.c_float * ((int(indices.max()) + 1) * VOCAB)).from_address(address)
+        return np.ctypeslib.as_array(rows).reshape(-1, VOCAB)[indices]
+
+
+class HostTensor(onnxruntime.OrtValue):
+    """In memory of the host, but what is read of it is a copy, as of a GPU."""
+
+    def __init__(self, shape, onnx_type, number):
+        super().__init__(onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, onnx_type, "cpu", number)._ortvalue)
+
+    def numpy(self):
+        return super().numpy().copy()
+
+
+def test_padding_enters_no_statistics(folder, monkeypatch):
+    """Decode steps in the memory of their graph, padded, as a GPU replays them; here the CPU computes each anew."""
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [[5, 9, 2, 40], [7], [100, 200, 50]]
+    monkeypatch.setattr(decode_graphs, "device_tensor", HostTensor)
+
+    def generated(graphs):
+        engine = EngineConfig(cache_tokens=640, attention_interval=1, max_sequences=8, speculative_tokens=0)
+        llm = LLM(folder, backend=BackendConfig(threads=1, device="cpu"), engine=engine)
+        backend, steps = llm._engine._backend, []
+        if graphs:
+            caches = {}
+            for one, value in zip(backend._caches, backend._current, strict=True):
+                caches |= {one.name: value, one.updated_name: value}
+            own = DecodeGraphs(backend._session, backend._manifest, caches, 0, HostReadback(), None)
+            backend._graphs = own
+            assert backend.step(decode_batch([0] * 3)).stats.shape[1] == 3 and {*own._graphs} == {(4, 64)}
+        report = llm._engine.report
+
+        def reported():
+            steps.extend(report().attention)
+
+        llm._engine.report = reported
+        completions = llm.generate(prompts, params, attention=True)
+        return completions, steps
+
+    (plain, expected), (replayed, found) = generated(False), generated(True)
+    for one, other in zip(plain, replayed, strict=True):
+        assert one.token_ids == other.token_ids
+        for name in ("entropy", "normalized_entropy", "support_ratio", "logit_spread"):
+            values = getattr(one.attention, name)
+            np.testing.assert_allclose(getattr(other.attention, name), values, rtol=1e-5, err_msg=name)
+        assert one.attention.tokens == other.attention.tokens
+    # What the metrics get: one row for each token that was computed.
+    assert [len(rows.positions) for rows in found] == [8, 3, 3, 3, 3, 3]
+    for one, other in zip(expected, found, strict=True):
+        assert other.positions.tolist() == one.positions.tolist()
+        np.testing.assert_allclose(other.stats, one.stats, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("sequences", "pages", "size"), [(1, 1, (1, 64)), (3, 64, (4, 64)), (4, 65, (4, 128)), (33, 4000, (64, 4096))]
 )
@@ -262,6 +379,7 @@ def run_doctor(libraries, cuda_provider, *command):
     )
     said = json.loads(finished.stdout)
     assert said["machine"]["GPU"] == "a fake GPU, compute capability 9.0, 8 GiB, a driver for CUDA 13.1"
+    assert said["machine"]["sampler"] == "the GPU's: sample_rows for compute capability 9.0 loads"
     found = {backend["name"]: backend for backend in said["backends"]}
     assert found["ONNX Runtime on the CPU, our kernels"]["status"] == "agrees"
     return finished, found["ONNX Runtime on a GPU, our kernels"]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sharp.plugins.ops.schema import SCALES
+from sharp.plugins.sampling import Changes
 from tests.full.triton.memory_check import MemoryCheck, place_of
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case
@@ -331,26 +332,35 @@ def screen_reads(case: Case, dtype: str) -> tuple[float, float, float]:
     return key_reads, word_reads, value_reads
 
 
-def sample(logits: np.ndarray, samplings: np.ndarray, indices: np.ndarray | None, sizes: tuple[int, int]) -> np.ndarray:
-    """The tokens of `sampling.sample` with tiles and candidates of these sizes, its memory accesses checked."""
+def sample(
+    logits: np.ndarray,
+    samplings: np.ndarray,
+    indices: np.ndarray | None,
+    sizes: tuple[int, int],
+    changes: Changes | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of `sampling.sample` and the logits after its changes, its memory accesses checked.
+
+    Tiles and candidates have these sizes.
+    """
     import torch
 
     from sharp.plugins.triton import sampling
 
     def watched(*tensors: torch.Tensor) -> None:
-        with MEMORY.watched(map(place_of, tensors)):
+        with MEMORY.watched(place_of(tensor) for tensor in tensors if tensor.numel()):
             launch(*tensors)
 
     launch, constants = sampling.launch, dict(sampling.CONSTANTS)
     sampling.launch = watched
     sampling.CONSTANTS.update(zip(constants, sizes, strict=True))
     try:
-        given = None if indices is None else torch.tensor(indices)
-        tokens: np.ndarray = sampling.sample(torch.tensor(logits), torch.tensor(samplings), given).numpy()
+        given, changed = None if indices is None else torch.tensor(indices), torch.tensor(logits)
+        tokens: np.ndarray = sampling.sample(changed, torch.tensor(samplings), given, changes).numpy()
     finally:
         sampling.launch = launch
         sampling.CONSTANTS.update(constants)
-    return tokens
+    return tokens, changed.numpy()
 
 
 def sampling_reads(logits: np.ndarray, samplings: np.ndarray, sizes: tuple[int, int]) -> float:

@@ -223,7 +223,7 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
         "shapes": 8,
         "prefill": 5,
         "statistics": 2,
-        "sampling": 12,
+        "sampling": 14,
         "tiles": 4,
     }
     # What a CPU cannot run says so, as a peer that fails on a GPU would.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sharp.plugins.cuda import sampler
 from sharp.plugins.cuda.kernel_set import sampling_kernel
-from sharp.plugins.sampling import NO_TOKEN, sample
+from sharp.plugins.sampling import CHANGE, NO_TOKEN, Changes, sample
 from sharp.plugins.triton import variants
 from tests.full.triton import interpreted
 from tests.full.triton.test_variants import assembled
@@ -41,8 +41,8 @@ def sampled(interpreter: ProcessPoolExecutor) -> Any:
         logits: np.ndarray, samplings: Any, indices: np.ndarray | None = None, sizes: tuple[int, int] = SMALL
     ) -> np.ndarray:
         future = interpreter.submit(interpreted.sample, logits, np.array(samplings, float), indices, sizes)
-        result: np.ndarray = future.result()
-        return result
+        tokens: np.ndarray = future.result()[0]
+        return tokens
 
     return run
 
@@ -141,6 +141,50 @@ def test_a_row_without_filters_is_read_four_times(interpreter: ProcessPoolExecut
     )
     assert greedy == 1
     assert reads == 4 if filters == (0, 1) else 4 < reads < 15  # the maximum, the sum, the tile, the token
+
+
+def changes_of(random: np.random.Generator, rows: int, vocab: int, most: int) -> Changes:
+    """Random changes: biases and masks, and behind them penalties, some of the same tokens."""
+
+    def part(count: int) -> np.ndarray:
+        entries = np.empty(count, CHANGE)
+        entries["token"] = random.permutation(vocab)[:count]
+        entries["bias"] = np.where(random.random(count) < 0.2, -np.inf, random.normal(0, 3, count))
+        entries["repetition"] = random.choice([1, 1.3, 0.7, 1e30, 1e-30], count)
+        entries["amount"] = random.normal(0, 1, count)
+        return entries
+
+    return Changes.of([part(min(vocab, int(random.integers(0, most)))) for _ in range(2 * rows)])
+
+
+@pytest.mark.parametrize("kind", ["normal", "masked", "ties"])
+@pytest.mark.parametrize("vocab", [3, 1000, 5000])
+def test_logits_are_changed_as_on_the_cpu_bit_for_bit(interpreter: ProcessPoolExecutor, kind: str, vocab: int) -> None:
+    random = np.random.default_rng(vocab)
+    logits = logits_of(kind, 7, vocab, seed=vocab)
+    indices = np.array([5, 0, 6, 2])
+    changes = changes_of(random, len(indices), vocab, 1700)
+    limits = np.array([(0, 0, 1, 0, 0), (1, 0, 1, 0, 0.4), (0.7, 20, 0.9, 0, 0.6), (1, 0, 1, 0.02, 0.99)])
+    tokens, changed = interpreter.submit(interpreted.sample, logits, limits, indices, SMALL, changes).result()
+    expected = logits[indices]
+    changes.apply(expected)
+    assert not np.array_equal(expected, logits[indices])
+    untouched = [1, 3, 4]
+    np.testing.assert_array_equal(changed[untouched].view(np.int32), logits[untouched].view(np.int32))
+    np.testing.assert_array_equal(changed[indices].view(np.int32), expected.view(np.int32))
+    np.testing.assert_array_equal(tokens, sample(expected, limits))
+
+
+def test_a_mask_holds_against_every_logit_and_tokens_outside_the_vocabulary_change_nothing(
+    interpreter: ProcessPoolExecutor,
+) -> None:
+    logits = np.array([[np.nan, np.inf, 1, 2]], np.float32)
+    masks = np.array([(0, -np.inf, 1, 0), (1, -np.inf, 1, 0), (4, 9, 1, 0), (-1, 9, 1, 0)], CHANGE)
+    changes = Changes.of([masks, np.empty(0, CHANGE)])
+    call = interpreter.submit(interpreted.sample, logits, np.array([(0.0, 0, 1, 0, 0)]), None, SMALL, changes)
+    tokens, changed = call.result()
+    assert tokens.tolist() == [3]
+    assert changed.tolist() == [[-np.inf, -np.inf, 1, 2]]
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90])

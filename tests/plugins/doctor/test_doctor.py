@@ -31,6 +31,7 @@ def here() -> dict[str, dict]:
     result = run("--json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.output)
+    assert said["machine"]["sampler"].startswith("the host's: ")
     assert said["machine"]["onnxruntime"] and "libsharp_ops.so" in said["machine"]["libsharp_ops.so"]
     return {backend["name"]: backend for backend in said["backends"]}
 

@@ -49,7 +49,7 @@ def test_statistics_only_when_requested(backend):
 
 
 def test_a_cpu_returns_logits_where_a_gpu_would_sample(backend):
-    output = backend.step_and_sample(decode([1, 2, 3], 0, [0]), np.array([(1.0, 0, 1, 0, 0.5)]))
+    output = backend.step_and_sample(decode([1, 2, 3], 0, [0]), np.array([(1.0, 0, 1, 0, 0.5)]), None)
     assert output.sampled is None and output.logits.shape == (1, 257)
 
 
@@ -98,6 +98,18 @@ def test_cache_size(counting):
     assert cache_blocks(long, None, 10**9) == 25_000
     with pytest.raises(InputError, match="cache_tokens is 1000, which needs"):
         cache_blocks(manifest, 1000, 100 * block_bytes)
+
+
+def test_key_screens_count_in_the_cache_size_where_the_backend_has_them(counting):
+    manifest = read_manifest(counting)
+    without = bytes_per_block(manifest)
+    cache = manifest.cache.model_copy(update={"key_screens": (0,)})
+    screened = manifest.model_copy(update={"cache": cache})
+    both = bytes_per_block(screened)
+    assert both - without == manifest.kv_heads * 4 * (4 + 8)  # of 4 keys a head: a channel in a word of 4, and 8
+    assert bytes_per_block(screened, screened=False) == without
+    assert cache_blocks(screened, None, 100 * both, "cuda") == 90
+    assert cache_blocks(screened, None, 100 * without, "cuda", screened=False) == 90
 
 
 @pytest.mark.parametrize(

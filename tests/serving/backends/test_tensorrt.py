@@ -1,16 +1,19 @@
 """The TensorRT backend over a fake TensorRT and a fake cuda-python, which compute on the CPU by address."""
 
+import ctypes
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from sharp.plugins.engine_manifest import ENGINE_FILE, manifest_path
 from sharp.plugins.errors import SharpError
 from sharp.plugins.manifest import read_manifest
+from sharp.plugins.sampling import sample
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.api.errors import DeviceLostError, EngineError, InputError
 from sharp.serving.backends import load_backend
@@ -197,3 +200,46 @@ def test_logits_that_are_sampled_come_to_page_locked_memory_and_no_others(machin
     assert {size // (257 * 4) for _, size in machine.copied} == {1, 2}
     assert all(locked for locked, _ in machine.copied)
     assert len(machine.page_locked) == 1
+
+
+class HostSampler:
+    """Samples from the fake GPU's memory."""
+
+    def __init__(self, vocab, number, stream):
+        assert stream == 55
+        self.vocab = vocab
+        self.changed = []  # whether there were changes
+
+    def sample(self, logits, indices, samplings, changes):
+        memory = (ctypes.c_float * (len(indices) * self.vocab)).from_address(logits)
+        rows = np.ctypeslib.as_array(memory).reshape(-1, self.vocab)[indices]
+        self.changed.append(changes is not None)
+        if changes is not None:
+            changes.apply(rows)
+        return sample(rows, samplings)
+
+
+def test_tokens_are_sampled_where_the_logits_are(machine, folder, monkeypatch):
+    params = [
+        SamplingParams(temperature=1, seed=3, max_tokens=6, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=6, repetition_penalty=1.5, logit_bias={4: 3}),
+        SamplingParams(temperature=0, max_tokens=6, logprobs=1),
+    ]
+
+    def completions():
+        write_engine(folder, machine, block=BLOCK)
+        llm = LLM(folder, backend=BACKEND, engine=replace(ENGINE, attention_interval=2))
+        sampler = llm._engine._backend._sampler
+        machine.copied.clear()
+        found = [list(llm.generate(PROMPTS, each)[0].token_ids) for each in params[:2]]
+        copied = {size for _, size in machine.copied}
+        return found, copied, list(llm.generate(PROMPTS, params[2])[0].token_ids), sampler
+
+    on_host, with_logits, *_ = completions()
+    monkeypatch.setattr("sharp.serving.backends.tensorrt.find_sampler", HostSampler)
+    found, copied, last, sampler = completions()
+    assert found == on_host
+    # Statistics, of 2 heads and 4 columns, still come; logits, of 257 tokens, where logprobs need them.
+    assert copied and all(size % (2 * 4 * 4) == 0 and size < 257 * 4 for size in copied)
+    assert {257 * 4, 257 * 8} & with_logits
+    assert {False, True} == set(sampler.changed) and len(last) == 6

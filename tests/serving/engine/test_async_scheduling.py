@@ -39,7 +39,7 @@ WAIT = 30  # seconds, of what comes at once
 class SamplingModel:
     """The tiny model, as a backend that samples itself."""
 
-    kernels, device, limits = False, "cpu", None
+    kernels, screened, device, limits = False, False, "cpu", None
 
     def __init__(self, backend):
         self._backend = backend
@@ -51,9 +51,11 @@ class SamplingModel:
         self.steps.append(False)
         return self._backend.step(batch)
 
-    def step_and_sample(self, batch, samplings):
+    def step_and_sample(self, batch, samplings, changes):
         self.steps.append(True)
         output = self._backend.step(batch)
+        if changes is not None:
+            changes.apply(output.logits)
         return StepOutput(np.empty((0, 257), np.float32), output.stats, sample(output.logits, samplings))
 
 
@@ -127,6 +129,11 @@ def completion(events):
     text = "".join(event.text for event in events[:-1])
     logprobs = [one for event in events[:-1] for one in event.logprobs or ()]
     return tokens, text, logprobs, (end.reason, end.matched, end.usage.completion_tokens)
+
+
+def completions(engine, requests):
+    """Those of all sequences."""
+    return {key: completion(events) for key, events in run(engine, requests).items() if key[1] >= 0}
 
 
 STARTS = [np.random.default_rng(seed).integers(0, 256, 20).tolist() for seed in range(2)]
@@ -376,6 +383,61 @@ def test_a_backend_that_samples_returns_tokens_alone_where_they_are_enough(make,
             tokens += [token for event in engine.step() if isinstance(event, Delta) for token in event.token_ids]
         assert tokens == expected_hashing([5, 6, 7], 4)
         assert backend.steps == [sampled] * 4
+
+
+CHANGED = {
+    "repetition_penalty": {"repetition_penalty": 1.3, "temperature": 1},
+    "presence_penalty": {"presence_penalty": 1.5, "temperature": 1},
+    "frequency_penalty": {"frequency_penalty": 0.7, "temperature": 1},
+    "logit_bias": {"logit_bias": {3: 4.5, 9: -100}, "temperature": 1},
+    "min_tokens": {"min_tokens": 8, "stop_token_ids": range(0, 257, 4), "temperature": 1},
+    "all": {"min_tokens": 3, "stop_token_ids": [8], "logit_bias": {8: 5, 3: 9}, "frequency_penalty": 1.1},
+}
+
+
+PLAIN = {
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": (),
+    "min_tokens": 0,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("config", [ON, replace(ON, async_scheduling="off", speculative_tokens=3)])
+def test_a_backend_that_samples_is_told_of_penalties_and_biases(make, model, name, config):
+    params = SamplingParams(**{"seed": 5, "n": 2, **CHANGED[name]})
+    requests = [(prepared("", prompt, params, 12), at, None) for at, prompt in enumerate(([5, 6, 5], [7], [9, 9]))]
+    requests += [(prepared("", [5, 6, 7, 5, 6], GREEDY, 9), 1, None)]  # speculation has drafts for it
+    backend = SamplingModel(model)
+    expected = completions(make(replace(ON, async_scheduling="off")), requests)
+    assert completions(make(config, backend), requests) == expected
+    assert backend.steps and all(backend.steps)
+    unchanged = [(replace(request, params=replace(params, **PLAIN)), *rest) for request, *rest in requests[:3]]
+    assert completions(make(), unchanged) != {key: one for key, one in expected.items() if key[0] != "3"}
+
+
+def test_bad_words_are_masked_where_the_backend_samples(make, model):
+    params = replace(GREEDY, ignore_eos=True)
+    plain = prepared("a", [4, 5], params, 8)
+    [(tokens, *_)] = completions(make(), [(plain, 0, None)]).values()
+    bad_words = tuple(tokens[:2]), (tokens[3],)
+    bad = replace(plain, params=replace(params, bad_words=("some", "words")), bad_word_ids=bad_words)
+    [(expected, *_)] = completions(make(replace(ON, async_scheduling="off")), [(bad, 0, None)]).values()
+    backend = SamplingModel(model)
+    [(found, *_)] = completions(make(backend=backend), [(bad, 0, None)]).values()
+    assert found == expected and all(backend.steps)
+    assert found[0] == tokens[0] and found[1] != tokens[1] and tokens[3] not in found
+
+
+def test_more_changes_than_a_backend_takes_are_made_on_the_host(make, model, monkeypatch):
+    requests = [(prepared("", [5, 6, 7], SamplingParams(seed=1, repetition_penalty=1.2), 6), 0, None)]
+    expected = completions(make(), requests)
+    monkeypatch.setattr("sharp.serving.engine.step.MOST_CHANGES", 5)
+    backend = SamplingModel(model)
+    assert completions(make(backend=backend), requests) == expected
+    assert backend.steps[0] and not backend.steps[-1]
 
 
 @pytest.mark.parametrize(("setting", "device", "ahead"), [("auto", "cpu", 0), ("auto", "cuda", 1), ("off", "cuda", 0)])
