@@ -11,7 +11,6 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     from sharp.exporter.adapt.figures import token_losses, windows_of
     from sharp.exporter.adapt.student import make_student
     from sharp.exporter.adapt.text import encode, read_text
-    from sharp.exporter.adapt.training import FIRST_ALPHA, Progress, Recipe, train
+    from sharp.exporter.adapt.training import Progress, Recipe, train
     from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
     from sharp.exporter.verification.perplexity import licence, perplexity
 
@@ -71,13 +70,13 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
         unlike = encode(licence().read_text(encoding="utf-8"), tokenizer, vocabulary, "licence")
 
         def after(progress: Progress, student: Any = student, path: str = path) -> None:
-            if path == "walk" and norm != "entmax":
-                walk_on(student, norm, (progress.step + 1) / progress.steps)
+            if path == "walk" and norm == "ssa":
+                walk_on(student, (progress.step + 1) / progress.steps)
 
         after(Progress(-1, steps, 0.0, 0.0, 0.0, 0.0))
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            recipe = Recipe(steps, LENGTH, 1, first_alpha=FIRST_ALPHA if path == "walk" else None)
+            recipe = Recipe(steps, LENGTH, 1, path=path == "walk")
             train(student, text.train, recipe, Path(folder), "walk", after)
         seconds = round(time.monotonic() - began, 1)
         found = {
@@ -89,19 +88,13 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     write(out, {**header("adapt_walk", PACKAGES), "model": model.name, "norm": norm, "steps": steps, "rows": rows})
 
 
-def walk_on(student: Any, norm: str, share: float) -> None:
-    """SSA or adaptive temperature at this share of the run: it is reached in the middle of it, from near softmax."""
+def walk_on(student: Any, share: float) -> None:
+    """SSA at this share of the run: n falls from 16 to 2 in its first half, and b is 2 / n."""
     from sharp.models.adapted_model import attention_norms
 
-    way = min(1.0, 2 * share)
-    target = student.described
-    for one in attention_norms(student.model):
-        if norm == "adaptive-temperature":  # 1 + way (beta - 1)
-            *higher, last = target.temperature_coefficients
-            scaled = (*(way * one for one in higher), 1 + way * (last - 1))
-            one.described = replace(target, temperature_coefficients=scaled)
-        elif way < 1:  # n from 16 to 2, and b = 2 / n
-            n = 16 ** (1 - way) * 2**way
+    if (way := min(1.0, 2 * share)) < 1:
+        n = 16 ** (1 - way) * 2**way
+        for one in attention_norms(student.model):
             one.head_parameters.fill(2 / n, n)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from sharp.exporter.adapt.student import SSA_START, check_norm
-from sharp.exporter.adapt.training import Progress, Recipe, alpha_at, batch_at
+from sharp.exporter.adapt.training import Progress, Recipe, alpha_at, batch_at, temperature_at
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.matrix_products import product_shapes
@@ -138,7 +138,7 @@ class _Student:
         self.config, self.parameters = with_norm(
             *(program, teacher.attention, teacher.config, norm, NormOptions(alpha=alpha), given)
         )
-        self.alpha = self.config.alpha
+        self.alpha, self.coefficients = self.config.alpha, self.config.temperature_coefficients
         self.ssa = nn.ModuleList(
             SsaParameters(self.config.q_heads) for _ in range(self.config.layers if norm == "ssa" else 0)
         )
@@ -160,15 +160,17 @@ class _Student:
         self.adapters = [one for added in self.matrices.values() for one in added.parameters()]
 
     @contextmanager
-    def at(self, share: float, first_alpha: float | None) -> Iterator[None]:
-        """At this share of the run: alpha grows from softmax's in its first half."""
-        target = self.alpha
-        if self.config.scheme.normalizer == "entmax" and first_alpha is not None:
-            self.alpha = alpha_at(share, first_alpha, target)
+    def at(self, share: float) -> Iterator[None]:
+        """At this share of the run: on the path from softmax in its first half."""
+        targets = self.alpha, self.coefficients
+        if self.config.scheme.normalizer == "entmax":
+            self.alpha = alpha_at(share, self.alpha)
+        elif self.config.scheme.normalizer == "adaptive_softmax":
+            self.coefficients = temperature_at(share, self.coefficients)
         try:
             yield
         finally:
-            self.alpha = target
+            self.alpha, self.coefficients = targets
 
     def divergence(self, ids: Tensor) -> Tensor:
         """KL(teacher || student) in nats a token of int64 [batch, tokens]."""
@@ -207,7 +209,7 @@ class _Student:
                 norm=self.config.norm,
                 alpha=self.alpha if self.config.scheme.normalizer == "entmax" else None,
                 head_params=head_params,
-                temperature_coefficients=self.config.temperature_coefficients,
+                temperature_coefficients=self.coefficients,
                 entropy_threshold=self.config.entropy_threshold,
                 scale=options.scale_of(self.config),
                 softcap=options.softcap_of(self.config),
@@ -260,7 +262,7 @@ def _train(student: _Student, tokens: Tensor, recipe: Recipe, on_step: Callable[
     for step in range(recipe.steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.rate_at(step)
-        with student.at(step / recipe.steps, recipe.first_alpha):
+        with student.at(step / recipe.steps):
             loss = student.divergence(batch_at(recipe, tokens, step))
             loss.backward()
         length = nn.utils.clip_grad_norm_(learned, recipe.clip)
