@@ -33,6 +33,7 @@ OF_PRECISION = {
     "float32": PLAIN,
     "float16": Tolerance(Difference(logits=1e-2, entropy=5e-2, cached=4e-2), perplexity=5e-3),
     "bfloat16": Tolerance(Difference(logits=8e-2, entropy=0.3, cached=0.1), perplexity=2e-2),
+    "fp8 cache": Tolerance(Difference(logits=0.2, entropy=0.5, cached=0.1), perplexity=3e-2),
     "int8 cache": Tolerance(Difference(logits=0.1, entropy=0.3, cached=0.1), perplexity=2e-2),
     "int8": Tolerance(Difference(0.5, 2.0, cached=0.5, mean_logits=0.03, mean_entropy=0.08), perplexity=1e-2),
     "int4": Tolerance(Difference(0.9, 4.0, cached=0.9, mean_logits=0.12, mean_entropy=0.3), perplexity=0.08),
@@ -60,7 +61,7 @@ def tolerance_of(options: GraphOptions, *, quantized: bool, routed: bool = False
 
 
 def _of_precision(options: GraphOptions, *, quantized: bool) -> Tolerance:
-    cache = "int8 cache" if options.cache_dtype == "int8" else options.cache_dtype
+    cache = f"{options.kv_dtype} cache" if options.scaled else options.cache_dtype
     parts = [OF_PRECISION[options.dtype], OF_PRECISION[cache]]
     if quantized and options.quantize is not None:
         parts.append(OF_PRECISION[options.quantize])

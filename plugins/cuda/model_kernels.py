@@ -28,6 +28,10 @@ def options_of_model(folder: Path) -> list[Options]:
         raise InputError(
             f"{folder} has no node of Sharp's attention and needs no kernels; export it without --target portable"
         )
+    if manifest.cache.dtype == "fp8":
+        raise InputError(
+            f"{folder} has an fp8 cache, which no kernel for GPUs reads yet; export it with --kv-dtype int8"
+        )
     block_size = manifest.cache.block_size
     if block_size & (block_size - 1):
         raise InputError(

@@ -160,7 +160,7 @@ WRONG = [
     (Step("ssa", absent=[], shapes={"head_params": [4, 1]}), "it must be [q_heads, 2] = [4, 2]"),
     (
         Step(shapes={"key_scale": [9, 2]}),
-        "key_scale has shape [9, 2]; it must be left out; only an int8 cache has scales",
+        "key_scale has shape [9, 2]; it must be left out; only int8 and fp8 caches have scales",
     ),
     (
         Step(dtype="float32", cache_dtype="int8", shapes={"value_scale": [9, 1]}),

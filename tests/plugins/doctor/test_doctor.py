@@ -39,7 +39,7 @@ def test_the_cpu_agrees_with_the_reference(here: dict[str, dict]) -> None:
     assert here[CPU]["status"] == here[STANDARD]["status"] == "agrees"
     compared = [(each["dtype"], each["normalizer"]) for each in here[CPU]["comparisons"]]
     normalizers = ["softmax", "ssa", "adaptive_softmax", "entmax"]
-    assert compared == [(dtype, name) for dtype in ("float32", "float16", "int8") for name in normalizers]
+    assert compared == [(dtype, name) for dtype in ("float32", "float16", "int8", "fp8") for name in normalizers]
     for each in here[CPU]["comparisons"]:
         assert 0 < each["errors"]["output"] < each["limits"]["output"] < 3e-3
         assert each["errors"]["caches"] == 0
