@@ -9,7 +9,7 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035  # pydantic 
 from sharp.plugins.custom.normalizer import NAME
 from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, is_there, lies_inside
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS, SCALED_CACHES
 
 MANIFEST_FILE = "sharp.json"
 FORMAT_VERSION = "1.12"
@@ -105,7 +105,7 @@ class Cache(_Frozen):
     @property
     def beside(self) -> tuple[str, ...]:
         """The tensors [blocks, kv_heads] that every layer has beside its two caches, and cannot do without."""
-        return ("key_scale", "value_scale") if self.dtype in ("int8", "fp8") else ()
+        return ("key_scale", "value_scale") if self.dtype in SCALED_CACHES else ()
 
 
 class Port(_Frozen):

@@ -9,6 +9,7 @@ from sharp.exporter.graph.lowering import OPSETS
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import CacheDtype, Dtype, PositionScheme, Quantization, Target
+from sharp.plugins.ops.attributes import SCALED_CACHES
 
 BLOCK_MULTIPLE = 16  # the kernels take 16 keys at a time and are three times slower on other blocks
 MOST_BLOCK = 1024
@@ -21,8 +22,7 @@ TORCH_DTYPES: dict[CacheDtype, torch.dtype] = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
-SCALED = ("int8", "fp8")  # a cache of these has scales
-SCALED_DTYPES = tuple(TORCH_DTYPES[name] for name in SCALED)
+SCALED_DTYPES = tuple(dtype for name, dtype in TORCH_DTYPES.items() if name in SCALED_CACHES)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class GraphOptions:
     @property
     def scaled(self) -> bool:
         """Whether the paged cache has scales."""
-        return self.kv_dtype in SCALED
+        return self.kv_dtype in SCALED_CACHES
 
 
 DEFAULT_GRAPH = GraphOptions()

@@ -8,6 +8,7 @@ from sharp.plugins.cuda.kernel_set import BLOCK_SIZE
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops import schema
+from sharp.plugins.ops.attributes import SCALED_CACHES
 from sharp.plugins.triton.options import Options, power_name
 
 _SCREEN = schema.PAGED_ATTENTION.all_input_names.index("key_screen")
@@ -28,10 +29,6 @@ def options_of_model(folder: Path) -> list[Options]:
         raise InputError(
             f"{folder} has no node of Sharp's attention and needs no kernels; export it without --target portable"
         )
-    if manifest.cache.dtype == "fp8":
-        raise InputError(
-            f"{folder} has an fp8 cache, which no kernel for GPUs reads yet; export it with --kv-dtype int8"
-        )
     block_size = manifest.cache.block_size
     if block_size & (block_size - 1):
         raise InputError(
@@ -49,8 +46,9 @@ def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
     assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
     paged = node.op_type == schema.PAGED_ATTENTION.name
     slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""
-    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type but int8.
-    dtype = manifest.dtype if paged and manifest.cache.dtype in (manifest.dtype, "int8") else "float32"
+    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type that has
+    # no scales.
+    dtype = manifest.dtype if paged and manifest.cache.dtype in (manifest.dtype, *SCALED_CACHES) else "float32"
     return Options(
         normalizer.decode(),
         dtype,

@@ -39,7 +39,7 @@ def backends() -> tuple[Backend, ...]:
         Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
         Backend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
         Backend("ONNX Runtime on a GPU, our kernels", ("float16", "int8"), _cuda_ready, _run_cuda),
-        Backend("Triton under PyTorch", ("float32", "float16", "int8"), _triton_ready, _run_triton),
+        Backend("Triton under PyTorch", ("float32", "float16", "int8", "fp8"), _triton_ready, _run_triton),
         Backend("TensorRT with our plugin", ("float16",), _tensorrt_ready, _run_tensorrt),
     )
 
@@ -141,9 +141,12 @@ def _run_triton(case: Case) -> AttentionOutput:
     from sharp.plugins.triton.paged_attention import paged_attention
 
     tensors = {name: torch.from_numpy(array.copy()).cuda() for name, array in case.inputs.items()}
+    fp8 = {name: tensor.view(torch.float8_e4m3fn) for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
+    tensors |= fp8
     outputs = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)  # type: ignore[arg-type]
     scales = {name: tensors[name].cpu().numpy() for name in SCALES if name in tensors}
-    return AttentionOutput(*(tensor.cpu().numpy() for tensor in outputs), **scales)
+    held = (tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor for tensor in outputs)
+    return AttentionOutput(*(tensor.cpu().numpy() for tensor in held), **scales)
 
 
 def _run_tensorrt(case: Case) -> AttentionOutput:

@@ -43,7 +43,6 @@ struct CudaPagedAttentionKernel {
   ElementTypes types;
 
   void compute(const Ort::KernelContext& context) const {
-    if (types.cache == kFloat8) throw InputError("libsharp_cuda.so has no fp8 caches yet; use int8");
     const CudaLibrary& library = *cuda_library();
     const cpu::Problem problem = read_shapes(context, attributes.values, types.cache_type());
     SharpPagedAttention call = call_of(problem, types, context);

@@ -81,7 +81,7 @@ def store_int8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping
             held[(slice(None),) * (offset_axis - 2) + (offset,)] = rounded
 
 
-def store_fp8(numbers: Floats, cache: NDArray[np.uint8], scale: Floats, slot_mapping: Ints, offset_axis: int) -> None:
+def store_fp8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping: Ints, offset_axis: int) -> None:
     """`store_int8` for a cache of e4m3 numbers: number = scale * decode(byte).
 
     The scale is a power of two, so a larger one only moves the exponents of what the block holds: a number is rounded
@@ -194,10 +194,11 @@ def paged_attention(
     group = q_heads // key.shape[1]
     block_size = key_cache.shape[3]
     query = query.astype(np.float64)
-    stored_keys, stored_values = key_cache.copy(), value_cache.copy()
+    stored_keys: NDArray[Any] = key_cache.copy()
+    stored_values: NDArray[Any] = value_cache.copy()
     if key_scale is not None and value_scale is not None:
         key_scale, value_scale = key_scale.copy(), value_scale.copy()
-        is_fp8 = key_cache.dtype == np.uint8
+        is_fp8 = stored_keys.dtype == np.uint8
         store_scaled = store_fp8 if is_fp8 else store_int8
         store_scaled(key, stored_keys, key_scale, slot_mapping, offset_axis=3)
         store_scaled(value, stored_values, value_scale, slot_mapping, offset_axis=2)

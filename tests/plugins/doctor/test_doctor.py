@@ -126,7 +126,7 @@ def test_a_library_without_some_kernels_is_not_wrong(monkeypatch: pytest.MonkeyP
 
     def without_int8(case: Case) -> AttentionOutput:
         if case.dtype == "int8":
-            raise RuntimeError("libsharp_cuda.so has no kernel write_int8_cache; compile it with make kernels")
+            raise RuntimeError("libsharp_cuda.so has no kernel write_scaled_cache; compile it with make kernels")
         return whole.run(case)
 
     for dtypes, words in ((("float16", "int8"), "a GPU was checked in part"), (("int8",), "a GPU is absent")):
