@@ -9,9 +9,11 @@ from hypothesis import assume, given
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
+from sharp.plugins.errors import InputError
 from sharp.plugins.ops import e4m3
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS
+from sharp.plugins.ops.torch_op import paged_attention
 from tests.plugins.conformance.cases import (
     Case,
     Shape,
@@ -249,6 +251,14 @@ def test_keys_beyond_reach_are_not_read() -> None:
     cache = case.inputs["key_cache"].copy()
     cache[case.inputs["block_table"][0, :100], 0] = 0x7F
     np.testing.assert_allclose(run(case.with_inputs(key_cache=cache)).output, run_reference(case).output, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_the_op_for_pytorch_refuses_a_cache_with_scales(dtype: torch.dtype) -> None:
+    tensors = {name: torch.from_numpy(array) for name, array in make_case("softmax").inputs.items()}
+    tensors |= {name: torch.zeros(tensors[name].shape).to(dtype) for name in CACHES}
+    with pytest.raises(InputError, match=f"key_cache is {dtype}, whose scales the op for PyTorch does not take"):
+        paged_attention(**tensors, normalizer="softmax", scale=1.0)
 
 
 @pytest.mark.parametrize("missing", ["key_scale", "value_scale"])
