@@ -4,7 +4,7 @@ python -m bench.precision --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--out
 
 The first folder is what the others are compared with. The text is read in windows of 2,048 tokens through the server's
 own backend. A decode step is one token after a context of 128; "least" is the fastest of them, which other work on the
-machine disturbs least.
+machine disturbs least. `--steps 0` times none, for machines with other work.
 """
 
 import json
@@ -22,7 +22,7 @@ from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.serving.backends import Backend, Batch, load_backend
 from sharp.serving.config import BackendConfig
 
-WINDOW, CHUNK, CONTEXT, STEPS = 2048, 256, 128, 40
+WINDOW, CHUNK, CONTEXT = 2048, 256, 128
 
 
 def read(
@@ -58,7 +58,7 @@ def perplexity(backend: Backend, tokens: NDArray[np.int64], block_size: int) -> 
     return float(np.exp(np.concatenate(losses).mean()))
 
 
-def measure(folder: Path, text: str, tokens: int) -> dict[str, float | str]:
+def measure(folder: Path, text: str, tokens: int, steps: int) -> dict[str, float | str]:
     """Everything about one folder."""
     manifest: Manifest = read_manifest(folder)
     backend = load_backend(folder, manifest, BackendConfig(threads=1))
@@ -67,18 +67,18 @@ def measure(folder: Path, text: str, tokens: int) -> dict[str, float | str]:
     ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:tokens])
     found = perplexity(backend, ids, size)
     times = []
-    for step in range(STEPS):
+    for step in range(steps):
         began = time.perf_counter()
         read(backend, ids[step : step + 1], CONTEXT + step, size, every=False)
         times.append(1e3 * (time.perf_counter() - began))
+    timed = {"decode_ms": float(np.median(times)), "decode_ms_least": min(times)} if times else {}
     return {
         "folder": folder.name,
         "weights": manifest.quantization or manifest.dtype,
         "cache": manifest.cache.dtype,
         "tokens": len(ids),
         "perplexity": round(found, 4),
-        "decode_ms": round(float(np.median(times)), 1),
-        "decode_ms_least": round(min(times), 1),
+        **{name: round(taken, 1) for name, taken in timed.items()},
         "mb": round(sum(file.stat().st_size for file in folder.glob("model.onnx*")) / 1e6),
     }
 
@@ -87,12 +87,13 @@ def measure(folder: Path, text: str, tokens: int) -> dict[str, float | str]:
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--text", required=True, type=click.Path(path_type=Path, exists=True), help="A text of enough tokens.")
 @click.option("--tokens", default=4096, show_default=True, help="How many of its tokens to read.")
+@click.option("--steps", default=40, show_default=True, help="How many steps of decoding to time.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
-def main(folders: tuple[Path, ...], text: Path, tokens: int, output: Path | None) -> None:
+def main(folders: tuple[Path, ...], text: Path, tokens: int, steps: int, output: Path | None) -> None:
     """Measure every folder on one thread, print a line each and write the results."""
     content, rows = text.read_text(encoding="utf-8"), []
     for folder in folders:
-        row = measure(folder, content, tokens)
+        row = measure(folder, content, tokens, steps)
         row["perplexity_change"] = round(float(row["perplexity"]) / float((rows or [row])[0]["perplexity"]) - 1, 4)
         rows.append(row)
         click.echo(json.dumps(row))

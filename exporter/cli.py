@@ -164,8 +164,8 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
 )
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
-    help="Type of the paged cache; int8 needs Sharp's kernels.  [default: that of --dtype]",
+    type=click.Choice(["float32", "float16", "bfloat16", "int8", "fp8"]),
+    help="Type of the paged cache; int8 and fp8 (e4m3) need Sharp's kernels.  [default: that of --dtype]",
 )
 @click.option(
     "--quantize",

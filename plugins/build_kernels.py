@@ -23,6 +23,7 @@ BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 DTYPES = (
     *("float16", "bfloat16", "float32", "float32/float16", "float32/bfloat16"),
     *("float16/int8", "bfloat16/int8", "float32/int8"),
+    *("float16/fp8", "bfloat16/fp8", "float32/fp8"),
 )
 # What the exporter writes of half models; SharpAttention computes in float32 there.
 DEFAULT_DTYPES = {

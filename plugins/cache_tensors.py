@@ -11,12 +11,13 @@ from sharp.plugins import page_memory
 from sharp.plugins.manifest import Cache, CacheDtype
 from sharp.plugins.ops.key_screen import screen_bytes
 
-# What numpy holds for each type, and its number in ONNX; numpy has no bfloat16.
+# What numpy holds for each type, and its number in ONNX; numpy has neither bfloat16 nor fp8, which is FLOAT8E4M3FN.
 ELEMENTS: dict[CacheDtype, tuple[type[np.generic], int]] = {
     "float32": (np.float32, 1),
     "int8": (np.int8, 3),
     "float16": (np.float16, 10),
     "bfloat16": (np.uint16, 16),
+    "fp8": (np.uint8, 17),
 }
 
 

@@ -9,10 +9,10 @@ from typing_extensions import NotRequired, TypedDict  # noqa: UP035  # pydantic 
 from sharp.plugins.custom.normalizer import NAME
 from sharp.plugins.errors import InputError, NotFoundError
 from sharp.plugins.external_data import check_external_data, is_there, lies_inside
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS, SCALED_CACHES
 
 MANIFEST_FILE = "sharp.json"
-FORMAT_VERSION = "1.11"
+FORMAT_VERSION = "1.12"
 
 NormalizerName = Literal["softmax", "adaptive_softmax", "entmax", "ssa", "sigmoid", "relu", "relu2", "softpick"]
 CustomName = Annotated[str, Field(pattern=f"^{NAME}$", description="of a user's file; the graph has its standard ops")]
@@ -20,7 +20,7 @@ ModelKind = Literal["decoder", "encoder", "set", "numbers", "module"]
 Target = Literal["onnxruntime", "tensorrt", "portable"]
 CacheForm = Literal["paged", "contiguous", "none"]
 Dtype = Literal["float32", "float16", "bfloat16"]
-CacheDtype = Literal["float32", "float16", "bfloat16", "int8"]
+CacheDtype = Literal["float32", "float16", "bfloat16", "int8", "fp8"]
 Quantization = Literal["int8", "int4", "int4-128"]
 PositionScheme = Literal["none", "rope", "alibi", "nape", "learned"]
 Pooling = Literal["mean", "cls", "last"]
@@ -105,7 +105,7 @@ class Cache(_Frozen):
     @property
     def beside(self) -> tuple[str, ...]:
         """The tensors [blocks, kv_heads] that every layer has beside its two caches, and cannot do without."""
-        return ("key_scale", "value_scale") if self.dtype == "int8" else ()
+        return ("key_scale", "value_scale") if self.dtype in SCALED_CACHES else ()
 
 
 class Port(_Frozen):

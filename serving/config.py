@@ -271,7 +271,7 @@ class EngineConfig:
         Setting(
             "Most draft tokens per step, over all sequences (speculative decoding by prompt lookup); 0 turns it off. "
             "The model verifies them, so outputs are the same up to rounding.",
-            default="8 on a CPU, 0 on a GPU or with an int8 cache",
+            default="8 on a CPU, 0 on a GPU or with an int8 or fp8 cache",
             at_least=0,
             at_most=MOST,
         ),

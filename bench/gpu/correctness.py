@@ -11,7 +11,7 @@ import torch
 
 from bench.gpu.cases import Cases
 from bench.gpu.compilation import compile_all, options_of
-from bench.gpu.inputs import Call, expected, expected_row, make_call, run, to_numpy
+from bench.gpu.inputs import Call, expected, expected_row, make_call, on_host, run, to_numpy
 from sharp.plugins.ops.attributes import DEFAULT_ALPHA, NORMALIZERS
 
 # Decode over a long and no context, a chunk behind a context, a prompt of several tiles.
@@ -48,12 +48,14 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases.append({"normalizer": normalizer, "head_dim": 64, "alibi": True, "softcap": 5.0, "window": 150})
     cases += [{"normalizer": "entmax", "head_dim": 64, "alpha": alpha} for alpha in (1.25, 2.0)]
-    caches = (torch.int8,) if quick else (torch.int8, torch.float16, torch.bfloat16)
+    scaled = (torch.int8, torch.float8_e4m3fn)
+    caches = scaled if quick else (*scaled, torch.float16, torch.bfloat16)
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases += [{"normalizer": normalizer, "dtype": torch.float32, "head_dim": 64, "cache_dtype": c} for c in caches]
         cases += [
-            {"normalizer": normalizer, "dtype": t, "head_dim": 64, "cache_dtype": torch.int8}
+            {"normalizer": normalizer, "dtype": t, "head_dim": 64, "cache_dtype": c}
             for t in (torch.bfloat16, torch.float16)
+            for c in scaled
         ]
     tokens = [{"normalizer": n, "head_dim": d, "sequences": "few"} for d in dims for n in NORMALIZERS]
     tokens += [
@@ -95,7 +97,7 @@ def compare(
     one the sink's share, and the other two relative.
     """
     starts = call.tensors["query_start"].tolist()
-    output, *caches, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
+    output, *caches, stats = map(on_host, launch(call))
     by_sequence = [
         np.linalg.norm(output[first:end] - references[0][first:end]) / np.linalg.norm(references[0][first:end])
         for first, end in pairwise(starts)

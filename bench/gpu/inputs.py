@@ -14,6 +14,7 @@ from sharp.plugins.ops.attributes import (
     STATS_COLUMNS_WITH_SINK,
     WITHOUT_SINK,
 )
+from sharp.plugins.ops.e4m3 import scale_of
 from sharp.plugins.ops.key_screen import screen_of_cache
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
@@ -71,7 +72,7 @@ def make_call(
         kv_heads: key-value heads.
         head_dim: of keys and values.
         dtype: of all tensors but the small ones.
-        cache_dtype: of the caches, where it is another one; int8 has auxiliary scales.
+        cache_dtype: of the caches, where it is another one; int8 and float8_e4m3fn have auxiliary scales.
         device: where they are.
         spread: standard deviation of the logits; larger ones give entmax a smaller support.
         alibi: whether there are slopes.
@@ -115,6 +116,12 @@ def make_call(
             numbers = tensors[f"{side}_cache"].float()
             scale = numbers.abs().amax((2, 3)) / 127
             tensors[f"{side}_cache"] = (numbers / scale[:, :, None, None]).round().to(torch.int8)
+            tensors[f"{side}_scale"] = scale
+    elif cache_dtype == torch.float8_e4m3fn:
+        for side in ("key", "value"):
+            numbers = tensors[f"{side}_cache"].float()
+            scale = torch.as_tensor(scale_of(numbers.abs().amax((2, 3)).cpu().numpy()), device=device)
+            tensors[f"{side}_cache"] = (numbers / scale[:, :, None, None]).to(torch.float8_e4m3fn)
             tensors[f"{side}_scale"] = scale
     elif cache_dtype is not None:
         tensors |= {name: tensors[name].to(cache_dtype) for name in ("key_cache", "value_cache")}
@@ -193,11 +200,16 @@ def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndar
 
 
 def to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Copies on the host, 16-bit numbers as float32."""
-    return {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy().copy()
-        for name, tensor in tensors.items()
-    }
+    """`on_host` by name."""
+    return {name: on_host(tensor) for name, tensor in tensors.items()}
+
+
+def on_host(tensor: Tensor) -> np.ndarray:
+    """A copy on the host: 16-bit numbers as float32, those of e4m3 as bytes."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor = tensor.view(torch.uint8)
+    copied: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy().copy()
+    return copied
 
 
 def _integers(numbers: Any, device: str) -> Tensor:

@@ -38,8 +38,9 @@ PASSES = {
 DECODE = {"softmax": ("stream",), "ssa": ("stream",)} | dict.fromkeys(
     ("adaptive_softmax", "entmax"), ("observe", "settled")
 )
-TYPES = ("bfloat16", "bfloat16/int8", "float16/int8", "float32/int8")  # of query and, where it is another, cache
-BYTES = {"float32": 4, "int8": 1}
+# Of query and, where it is another, cache.
+TYPES = ("bfloat16", "bfloat16/int8", "float16/int8", "float32/int8", "bfloat16/fp8", "float16/fp8", "float32/fp8")
+BYTES = {"float32": 4, "int8": 1, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str
 
 def products_of(types: str, of_keys: bool, of_values: bool) -> int:
     """Matrix products of a pass, as so many in 16 bits."""
-    queries, weights = {"float32/int8": (3, 2), "float16/int8": (1, 2)}.get(types, (1, 1))
+    of_query, _, of_cache = types.partition("/")
+    queries, weights = {"float32": (3, 2), "float16": (1, 2)}.get(of_query, (1, 1)) if of_cache else (1, 1)
     return of_keys * queries + of_values * weights
 
 

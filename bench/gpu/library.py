@@ -136,7 +136,7 @@ class Op(NamedTuple):
 
     def ways(self, case: dict[str, Any]) -> tuple[str, ...]:
         """How a case can be called."""
-        if case.get("cache_dtype") == torch.int8:  # which the plugin has not
+        if case.get("cache_dtype") in (torch.int8, torch.float8_e4m3fn):  # which the plugin has not
             return HOW[:1]
         return HOW if case.get("form", "shared") == "shared" else ("library", "plugin copying")
 

@@ -112,7 +112,8 @@ SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPage
                                             void* key_cache_out, void* value_cache_out, void* workspace,
                                             size_t* workspace_bytes, SharpStream stream) {
   const SharpPagedAttention& p = *problem;
-  if (p.cache_type == SHARP_INT8) return std::fprintf(stderr, "the plugin has no int8 caches\n"), 5;
+  if (p.cache_type == SHARP_INT8 || p.cache_type == SHARP_FP8)
+    return std::fprintf(stderr, "the plugin has no caches of 8 bits\n"), 5;
   const DataType type = type_of(p.type), cache = type_of(p.cache_type);
   Inputs inputs;
   inputs.add(p.query, type, {p.tokens, p.q_heads, p.head_dim});

@@ -91,4 +91,4 @@ def _common(call: Call) -> dict[str, Any]:
 
 
 def _type(tensor: torch.Tensor) -> int:
-    return TYPES.index(str(tensor.dtype).removeprefix("torch."))
+    return TYPES.index("fp8" if tensor.dtype == torch.float8_e4m3fn else str(tensor.dtype).removeprefix("torch."))

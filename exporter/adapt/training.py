@@ -177,8 +177,8 @@ def temperature_at(share: float, target: Sequence[float]) -> tuple[float, ...]:
     """Coefficients of the adaptive temperature, highest power first, of a step before which this `share` lies.
 
     With p for the polynomial of the norm, that of the step is 1 + w (p - 1), where w grows from 0 to 1 in the first
-    half of the run: softmax first. On SmolLM2 the perplexities were 1 and 5 % below those of the norm from the first step
-    on (bench/results/adapt_walk_adaptive_temperature.json).
+    half of the run: softmax first. On SmolLM2 the perplexities were 1 and 5 % below those without a path
+    (bench/results/adapt_walk_adaptive_temperature.json).
     """
     way = min(1.0, 2 * share)
     *higher, last = target

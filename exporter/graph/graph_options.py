@@ -9,6 +9,7 @@ from sharp.exporter.graph.lowering import OPSETS
 from sharp.models.config import SharpConfig
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import CacheDtype, Dtype, PositionScheme, Quantization, Target
+from sharp.plugins.ops.attributes import SCALED_CACHES
 
 BLOCK_MULTIPLE = 16  # the kernels take 16 keys at a time and are three times slower on other blocks
 MOST_BLOCK = 1024
@@ -19,7 +20,9 @@ TORCH_DTYPES: dict[CacheDtype, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
+SCALED_DTYPES = tuple(dtype for name, dtype in TORCH_DTYPES.items() if name in SCALED_CACHES)
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,20 @@ class GraphOptions:
             raise InputError(f"--opset is {self.opset}, but must be from {OPSETS[0]} to {OPSETS[-1]}")
         if cache != "paged" and self.kv_dtype is not None:
             raise InputError(f"--kv-dtype is for --cache paged; with --cache {cache}, leave it out")
-        if self.key_screen == "int8" and (cache != "paged" or target != "onnxruntime" or self.cache_dtype == "int8"):
+        if self.key_screen == "int8" and (cache != "paged" or target != "onnxruntime" or self.scaled):
             raise InputError(
                 "--key-screen int8 is for --cache paged, --target onnxruntime and a cache of floats; leave it out"
             )
         if cache != "paged" and self.block_size != BLOCK_MULTIPLE:
             raise InputError(f"--block-size is for --cache paged; with --cache {cache}, leave it out")
-        if target == "portable" and self.kv_dtype == "int8":
+        if target == "portable" and self.scaled:
             raise InputError(
-                "--kv-dtype int8 needs Sharp's kernels, which --target portable leaves out; choose float16"
+                f"--kv-dtype {self.kv_dtype} needs Sharp's kernels, which --target portable leaves out; choose float16"
             )
-        if target == "tensorrt" and self.kv_dtype == "int8":
-            raise InputError("--kv-dtype int8 is not in Sharp's TensorRT plugin; choose float16 or bfloat16")
+        if target == "tensorrt" and self.scaled:
+            raise InputError(
+                f"--kv-dtype {self.kv_dtype} is not in Sharp's TensorRT plugin; choose float16 or bfloat16"
+            )
         if target != "onnxruntime" and self.quantize:
             raise InputError(
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "
@@ -95,6 +100,11 @@ class GraphOptions:
     def cache_dtype(self) -> CacheDtype:
         """Of the paged cache."""
         return self.dtype if self.kv_dtype is None else self.kv_dtype
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the paged cache has scales."""
+        return self.kv_dtype in SCALED_CACHES
 
 
 DEFAULT_GRAPH = GraphOptions()

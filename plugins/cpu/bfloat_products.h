@@ -1,4 +1,5 @@
-// The two matrix products of attention for many query rows where the cache holds bfloat16 or int8 numbers, on AMX.
+// The two matrix products of attention for many query rows where the cache holds bfloat16, int8 or fp8 numbers, on
+// AMX.
 //
 // Keys and values are exact in bfloat16. A query or a weight becomes a sum of bfloat16 parts, each the rounding of what
 // those before it left: 3 parts have the 24 bits of a float, 2 have 16. The products are added up in float32.
@@ -50,17 +51,18 @@ class BfloatProducts {
   // The logits [rows, kChunkKeys] of a chunk; false if they have to be computed otherwise.
   bool score(const Chunk& chunk, float* logits) const {
     if (!used_ || !scores_) return false;
-    return problem_.cache_type == CacheType::kInt8
-               ? score_elements<int8_t>(chunk, logits)
-               : problem_.cache_type == CacheType::kBfloat16 && score_elements<Bfloat16>(chunk, logits);
+    if (problem_.cache_type == CacheType::kInt8) return score_elements<int8_t>(chunk, logits);
+    if (problem_.cache_type == CacheType::kFloat8) return score_elements<Float8>(chunk, logits);
+    return problem_.cache_type == CacheType::kBfloat16 && score_elements<Bfloat16>(chunk, logits);
   }
 
   // weights [rows, kChunkKeys] -> output [rows, value_dim], added to what is there, over the keys whose bit is set;
   // false if nothing was done.
   bool add(const float* weights, const Chunk& chunk, uint64_t keys, float* output) const {
     if (!used_ || problem_.value_dim % 16 != 0) return false;
-    return problem_.cache_type == CacheType::kInt8 ? add_elements<int8_t>(weights, chunk, keys, output)
-                                                   : add_elements<Bfloat16>(weights, chunk, keys, output);
+    if (problem_.cache_type == CacheType::kInt8) return add_elements<int8_t>(weights, chunk, keys, output);
+    if (problem_.cache_type == CacheType::kFloat8) return add_elements<Float8>(weights, chunk, keys, output);
+    return add_elements<Bfloat16>(weights, chunk, keys, output);
   }
 
  private:

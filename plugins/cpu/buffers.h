@@ -74,7 +74,7 @@ struct ThreadBuffers {
     if (packs(problem)) packed_values = aligned_array<float>(kChunkKeys * problem.value_dim);
     if (problem.key_screen != nullptr)
       query_integers = aligned_array<int16_t>(kScreenedRows * screen_query_size(problem));
-    if (problem.cache_type != CacheType::kBfloat16 && problem.cache_type != CacheType::kInt8) return;
+    if (problem.cache_type != CacheType::kBfloat16 && !has_scales(problem.cache_type)) return;
     const int64_t channels = (problem.head_dim + kBfloatItems - 1) / kBfloatItems * kBfloatItems;
     query_parts = aligned_array<Bfloat16>(kQueryParts * kMaxTileRows * channels);
     weight_parts = aligned_array<Bfloat16>(kWeightParts * kMaxTileRows * kChunkKeys);

@@ -12,7 +12,7 @@ struct Chunk {
   KeyPanel keys;
   CacheType value_type;
   const void* values[kChunkKeys];
-  float value_scales[kChunkKeys];     // int8 only
+  float value_scales[kChunkKeys];     // int8 and fp8 only
   bool fetch_next;                    // while the values are read
   const void* next[kChunkKeys / 16];  // strips of the next chunk
 };

@@ -1,4 +1,4 @@
-// The 16-bit floating-point types as they lie in memory, with their conversions one number at a time.
+// The 16-bit and 8-bit floating-point types as they lie in memory, with their conversions one number at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,9 @@ struct Float16 {
 };
 struct Bfloat16 {
   uint16_t bits;  // the upper half of a float
+};
+struct Float8 {
+  uint8_t bits;  // e4m3: 4 bits of exponent with bias 7 and 3 of mantissa; 0x7f and 0xff are NaN, no infinity
 };
 
 namespace detail {
@@ -38,6 +41,13 @@ namespace detail {
   const uint32_t finite = detail::bits_of_float(detail::float_of_bits(magnitude << 13) * 0x1p112f);
   return detail::float_of_bits((magnitude >= 0x7c00 ? (magnitude << 13) | 0x7f800000 : finite) | sign);
 }
+[[gnu::always_inline]] inline float to_float(Float8 value) {
+  const uint32_t magnitude = value.bits & 0x7f, sign = static_cast<uint32_t>(value.bits & 0x80) << 24;
+  const uint32_t normal = (magnitude << 20) + 0x3c000000;  // the exponent's bias is 120 more
+  const uint32_t finite =
+      magnitude < 8 ? detail::bits_of_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f) : normal;
+  return detail::float_of_bits((magnitude == 0x7f ? 0x7fc00000 : finite) | sign);
+}
 
 // Round to nearest, ties to even; NaN stays NaN, and what is too large becomes infinity.
 [[gnu::always_inline]] inline Bfloat16 to_bfloat16(float value) {
@@ -55,6 +65,18 @@ namespace detail {
     return {static_cast<uint16_t>(sign | (detail::bits_of_float(rounded) - 0x3f000000))};
   }
   return {static_cast<uint16_t>(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13))};
+}
+
+// Round to nearest, ties to even; NaN becomes 0, and what is too large 448. Loops over it become vector instructions.
+[[gnu::always_inline]] inline Float8 to_float8(float value) {
+  constexpr uint32_t kLargest = 0x43e00000, kLeastNormal = 0x3c800000;  // 448 and 2^-6
+  const uint32_t bits = detail::bits_of_float(value), magnitude = bits & 0x7fffffff;
+  const uint32_t bounded = magnitude < kLargest ? magnitude : kLargest;
+  const uint32_t normal = (bounded - 0x3c000000 + 0x7ffff + (bounded >> 20 & 1)) >> 20;
+  // The last bit of a sum with 2^14 is worth 2^-9: the addition rounds.
+  const uint32_t subnormal = detail::bits_of_float(detail::float_of_bits(bounded) + 0x1p14f) - 0x46800000;
+  const uint32_t code = (bounded < kLeastNormal ? subnormal : normal) | (bits >> 24 & 0x80);
+  return {static_cast<uint8_t>(magnitude > 0x7f800000 ? 0 : code)};
 }
 
 }  // namespace sharp::cpu

@@ -28,6 +28,8 @@ void with_element(CacheType type, Body body) {
       return body(Bfloat16{});
     case CacheType::kInt8:
       return body(int8_t{});
+    case CacheType::kFloat8:
+      return body(Float8{});
     default:
       return body(0.0f);
   }

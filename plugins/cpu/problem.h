@@ -27,10 +27,15 @@ enum class NormalizerKind { kSoftmax, kSsa, kAdaptiveSoftmax, kEntmax, kSigmoid,
   return kind != NormalizerKind::kSigmoid && kind != NormalizerKind::kRelu && kind != NormalizerKind::kRelu2;
 }
 
-enum class CacheType { kFloat32, kFloat16, kBfloat16, kInt8 };
+enum class CacheType { kFloat32, kFloat16, kBfloat16, kInt8, kFloat8 };
+
+// Whether the cache's numbers stand for themselves times their block's scale.
+[[gnu::always_inline]] constexpr bool has_scales(CacheType type) {
+  return type == CacheType::kInt8 || type == CacheType::kFloat8;
+}
 
 [[gnu::always_inline]] inline int64_t bytes_of(CacheType type) {
-  return type == CacheType::kFloat32 ? 4 : type == CacheType::kInt8 ? 1 : 2;
+  return type == CacheType::kFloat32 ? 4 : has_scales(type) ? 1 : 2;
 }
 
 struct Attributes {
@@ -56,8 +61,8 @@ struct Problem {
   void* key_cache;     // cache_type [blocks, kv_heads, head_dim, block_size]
   void* value_cache;   // cache_type [blocks, kv_heads, block_size, value_dim]
   CacheType cache_type;
-  float* key_scale;             // [blocks, kv_heads], int8 only: a key is scale * number
-  float* value_scale;           // [blocks, kv_heads], int8 only
+  float* key_scale;             // [blocks, kv_heads], of int8 and fp8: a key is scale * number
+  float* value_scale;           // [blocks, kv_heads], of int8 and fp8
   int8_t* key_screen;           // [blocks, kv_heads, screen_bytes()] or null; see screen.h
   const float* key_shift;       // [kv_heads, head_dim], what the screen has taken off the keys; or null: nothing
   const int32_t* slot_mapping;  // [tokens]

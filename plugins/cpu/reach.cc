@@ -12,7 +12,7 @@ constexpr int64_t kEverything = std::numeric_limits<int32_t>::max();
 
 // No key of these blocks is longer; infinity where it is not known.
 double longest_key(const Problem& problem, const int32_t* table, int64_t blocks, int64_t kv_head) {
-  if (problem.cache_type != CacheType::kInt8) {
+  if (!has_scales(problem.cache_type)) {
     const double bound = problem.attributes.key_bound;
     return bound > 0 ? bound : std::numeric_limits<double>::infinity();
   }
@@ -23,7 +23,8 @@ double longest_key(const Problem& problem, const int32_t* table, int64_t blocks,
     if (!(bound <= longest)) longest = bound;
     if (longest != longest) return std::numeric_limits<double>::infinity();
   }
-  return longest * 127 * std::sqrt(static_cast<double>(problem.head_dim));
+  return longest * (problem.cache_type == CacheType::kInt8 ? 127 : 448) *
+         std::sqrt(static_cast<double>(problem.head_dim));
 }
 
 // Distance from the query at `position` to the newest of `total` keys that the block table maps.
@@ -37,7 +38,7 @@ int64_t newest_distance(const Problem& problem, const int32_t* table, int64_t po
 
 std::vector<int64_t> reach_of(const Problem& problem) {
   const Attributes& attributes = problem.attributes;
-  const bool bounded = attributes.key_bound > 0 || problem.cache_type == CacheType::kInt8 || attributes.softcap > 0;
+  const bool bounded = attributes.key_bound > 0 || has_scales(problem.cache_type) || attributes.softcap > 0;
   // Without causality there are keys after the query, which this bound does not look at.
   if (attributes.normalizer != NormalizerKind::kEntmax || problem.alibi_slopes == nullptr || problem.stats != nullptr ||
       !attributes.causal || !bounded)

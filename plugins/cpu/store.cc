@@ -1,6 +1,7 @@
 #include "store.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "half.h"
@@ -47,17 +48,32 @@ float largest_of(const float* numbers, int64_t count) {
 }
 
 // Keys or values, [blocks, kv_heads, ...]: where a token's numbers come from, where they go, and their scale.
-struct Int8Store {
+struct ScaledStore {
   const float* from;  // [tokens, kv_heads, channels]
-  int8_t* cache;
+  void* cache;
   float* scale;  // [blocks, kv_heads]
   int64_t channels;
   bool by_channel;  // a block is [channels, block_size]; else [block_size, channels]
 };
 
+// The scale of numbers up to `largest`.
+float scale_for(float largest, int8_t) { return largest / 127.0f; }
+
+// A power of two by which they are below 256; no subnormal one, which a processor may take for 0.
+float scale_for(float largest, Float8) {
+  if (!(largest < std::numeric_limits<float>::infinity())) return std::numeric_limits<float>::quiet_NaN();
+  if (largest == 0) return 0;
+  const float power = detail::float_of_bits(detail::bits_of_float(largest) & 0x7f800000);
+  return std::max(power * 0x1p-7f, std::numeric_limits<float>::min());
+}
+
+void quantize_to(float value, float inverse, int8_t& to) { to = quantize(value, inverse); }
+void quantize_to(float value, float inverse, Float8& to) { to = to_float8(value * inverse); }
+
 // In the order of the tokens: a token may change the scale of those before it in its block. A NaN makes the scale NaN,
 // and with it all that the block holds, until offset 0 starts it anew.
-void store_int8(const Problem& problem, const Int8Store& store, int64_t head) {
+template <typename Element>
+void store_scaled(const Problem& problem, const ScaledStore& store, int64_t head) {
   const int64_t channels = store.channels, size = channels * problem.block_size;
   for (int64_t token = 0; token < problem.tokens; ++token) {
     const int64_t slot = problem.slot_mapping[token];
@@ -65,31 +81,31 @@ void store_int8(const Problem& problem, const Int8Store& store, int64_t head) {
     const int64_t offset = slot % problem.block_size;
     const int64_t number = slot / problem.block_size * problem.kv_heads + head;
     const float* from = store.from + (token * problem.kv_heads + head) * channels;
-    int8_t* block = store.cache + number * size;
+    Element* block = static_cast<Element*>(store.cache) + number * size;
     float& scale = store.scale[number];
-    const float needed = largest_of(from, channels) / 127.0f;
+    const float needed = scale_for(largest_of(from, channels), Element{});
     if (offset == 0) {
       scale = needed;
     } else if (!(needed <= scale) && scale == scale) {
       const float ratio = scale / needed;
-      for (int64_t index = 0; index < size; ++index) block[index] = quantize(block[index], ratio);
+      for (int64_t index = 0; index < size; ++index) quantize_to(to_float(block[index]), ratio, block[index]);
       scale = needed;
     }
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     if (store.by_channel)
       for (int64_t channel = 0; channel < channels; ++channel)
-        block[channel * problem.block_size + offset] = quantize(from[channel], inverse);
+        quantize_to(from[channel], inverse, block[channel * problem.block_size + offset]);
     else
       for (int64_t channel = 0; channel < channels; ++channel)
-        block[offset * channels + channel] = quantize(from[channel], inverse);
+        quantize_to(from[channel], inverse, block[offset * channels + channel]);
   }
 }
 
-void store_all_int8(const Problem& problem, const ParallelFor& parallel_for) {
-  const Int8Store stores[] = {
-      {problem.key, static_cast<int8_t*>(problem.key_cache), problem.key_scale, problem.head_dim, true},
-      {problem.value, static_cast<int8_t*>(problem.value_cache), problem.value_scale, problem.value_dim, false}};
-  parallel_for(2 * problem.kv_heads, [&](int64_t task) { store_int8(problem, stores[task % 2], task / 2); });
+template <typename Element>
+void store_all_scaled(const Problem& problem, const ParallelFor& parallel_for) {
+  const ScaledStore stores[] = {{problem.key, problem.key_cache, problem.key_scale, problem.head_dim, true},
+                                {problem.value, problem.value_cache, problem.value_scale, problem.value_dim, false}};
+  parallel_for(2 * problem.kv_heads, [&](int64_t task) { store_scaled<Element>(problem, stores[task % 2], task / 2); });
 }
 
 template <typename Element>
@@ -110,7 +126,9 @@ void store_tokens(const Problem& problem, const ParallelFor& parallel_for) {
     case CacheType::kBfloat16:
       return store_elements<Bfloat16>(problem, parallel_for);
     case CacheType::kInt8:
-      return store_all_int8(problem, parallel_for);
+      return store_all_scaled<int8_t>(problem, parallel_for);
+    case CacheType::kFloat8:
+      return store_all_scaled<Float8>(problem, parallel_for);
     default:
       return store_elements<float>(problem, parallel_for);
   }

@@ -93,7 +93,8 @@ struct Scratch {
   float* weights;        // [kMaxTileRows, kChunkKeys]
   float* packed_keys;    // [head_dim, kChunkKeys]; null if keys are always read where they lie
   float* packed_values;  // [kChunkKeys, value_dim]; null for a float32 cache
-  // For the products in bfloat16, with head_dim rounded up to kBfloatItems; null unless a cache has bfloat16 or int8.
+  // For the products in bfloat16, with head_dim rounded up to kBfloatItems; null unless a cache has
+  // bfloat16, int8 or fp8.
   Bfloat16* query_parts;    // [kQueryParts, kMaxTileRows, head_dim]
   Bfloat16* weight_parts;   // [kWeightParts, kMaxTileRows, kChunkKeys]
   Bfloat16* key_tiles;      // [kChunkKeys / 16, head_dim / 32, 16, 16, 2]: 16 keys, 32 channels in pairs

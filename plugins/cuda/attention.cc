@@ -18,7 +18,7 @@ void check_problem(const SharpAttention& problem) {
           "batch, queries, new_keys and capacity must be 0 or more");
   require(problem.has_past || (problem.capacity == 0 && !problem.shared),
           "without a past it has neither slots nor lengths");
-  require(problem.type != SHARP_INT8, "SharpAttention has no int8 keys");
+  require(problem.type != SHARP_INT8 && problem.type != SHARP_FP8, "SharpAttention has no keys of 8 bits");
 }
 
 // Keys or values: where those of a call come from, and where they lie when the kernels read them.

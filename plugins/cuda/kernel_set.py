@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from sharp.plugins.cuda.compiler import Kernel
+from sharp.plugins.ops.attributes import SCALED_CACHES
 from sharp.plugins.triton import sampling, tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, MOST_SPLITS, SPLIT_KEYS, Options
 
@@ -17,7 +18,7 @@ POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
 # device says which.
 FIELDS = {
     "write_cache": "",
-    "write_int8_cache": "",
+    "write_scaled_cache": "",
     "write_present": "",
     "write_screened_cache": "",
     "decode_stream": "normalizer alibi softcap",
@@ -71,7 +72,12 @@ def options_for(
         if op != "SharpAttention" or "/" not in dtype  # whose keys are of the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
         for screened in (False, True)
-        if not screened or (normalizer == "entmax" and op == "PagedAttention" and not dtype.endswith("/int8"))
+        if not screened
+        or (
+            normalizer == "entmax"
+            and op == "PagedAttention"
+            and not dtype.endswith(tuple(f"/{scaled}" for scaled in SCALED_CACHES))
+        )
     ]
 
 

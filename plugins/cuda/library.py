@@ -6,7 +6,7 @@ from pathlib import Path
 from sharp.plugins.errors import SharpError
 from sharp.plugins.ops.attributes import NORMALIZERS
 
-TYPES = ("float32", "float16", "bfloat16", "int8")
+TYPES = ("float32", "float16", "bfloat16", "int8", "fp8")
 MOST_TEMPERATURE_TERMS = 8
 
 

@@ -8,6 +8,7 @@ from sharp.plugins.cuda.kernel_set import BLOCK_SIZE
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Manifest, read_manifest
 from sharp.plugins.ops import schema
+from sharp.plugins.ops.attributes import SCALED_CACHES
 from sharp.plugins.triton.options import Options, power_name
 
 _SCREEN = schema.PAGED_ATTENTION.all_input_names.index("key_screen")
@@ -45,8 +46,9 @@ def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
     assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
     paged = node.op_type == schema.PAGED_ATTENTION.name
     slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""
-    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type but int8.
-    dtype = manifest.dtype if paged and manifest.cache.dtype in (manifest.dtype, "int8") else "float32"
+    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type that has
+    # no scales.
+    dtype = manifest.dtype if paged and manifest.cache.dtype in (manifest.dtype, *SCALED_CACHES) else "float32"
     return Options(
         normalizer.decode(),
         dtype,

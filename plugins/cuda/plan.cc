@@ -12,7 +12,10 @@ namespace {
 constexpr uintptr_t kVectorBytes = 16;  // what the kernels' loads rely on
 const char* const kNormalizers[] = {"softmax", "ssa",   "adaptive_softmax", "entmax", "sigmoid",
                                     "relu",    "relu2", "softpick"};
-const char* const kTypes[] = {"float32", "float16", "bfloat16", "int8"};
+const char* const kTypes[] = {"float32", "float16", "bfloat16", "int8", "fp8"};
+
+// Whether a cache of the type has scales.
+bool scaled(SharpType type) { return type == SHARP_INT8 || type == SHARP_FP8; }
 
 int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
 
@@ -25,10 +28,10 @@ class Names {
  public:
   explicit Names(const Call& call) : Names(call.problem, call.contiguous) {}
   Names(const SharpPagedAttention& problem, bool contiguous)
-      : first_(contiguous                         ? "write_present"
-               : problem.cache_type == SHARP_INT8 ? "write_int8_cache"
-               : problem.screened                 ? "write_screened_cache"
-                                                  : "write_cache"),
+      : first_(contiguous                   ? "write_present"
+               : scaled(problem.cache_type) ? "write_scaled_cache"
+               : problem.screened           ? "write_screened_cache"
+                                            : "write_cache"),
         sizes_(std::string(" ") + kTypes[problem.type] + " " + kTypes[problem.cache_type] + " " +
                std::to_string(problem.head_dim) + " " + std::to_string(problem.value_dim) + " " +
                std::to_string(problem.block_size) + (contiguous ? " contiguous" : "")),
@@ -82,9 +85,9 @@ Plan plan(const Call& call) {
   const Grid by_item{items, row_tiles(each), 1};
   const Grid by_row{units * each, problem.q_heads, 1};
   std::vector<Launch> launches;
-  const int64_t stores = call.contiguous                    ? std::max<int64_t>(1, ceil_div(call.new_keys, rows))
-                         : problem.cache_type == SHARP_INT8 ? problem.tokens
-                                                            : ceil_div(problem.tokens, rows);
+  const int64_t stores = call.contiguous              ? std::max<int64_t>(1, ceil_div(call.new_keys, rows))
+                         : scaled(problem.cache_type) ? problem.tokens
+                                                      : ceil_div(problem.tokens, rows);
   // One more program makes the plan.
   launches.push_back({names.first(), {stores + 1, problem.kv_heads, call.contiguous ? problem.sequences : 1}});
   // The most tokens that a sequence may have, which of contiguous calls is known here.
@@ -201,9 +204,9 @@ void check_sizes(const SharpPagedAttention& problem) {
   require(problem.attributes.normalizer >= SHARP_SOFTMAX && problem.attributes.normalizer <= SHARP_SOFTPICK,
           "there is no such normalizer");
   require(problem.type >= SHARP_FLOAT32 && problem.type <= SHARP_BFLOAT16 && problem.cache_type >= SHARP_FLOAT32 &&
-              problem.cache_type <= SHARP_INT8,
+              problem.cache_type <= SHARP_FP8,
           "there is no such type");
-  require(!problem.screened || (problem.attributes.normalizer == SHARP_ENTMAX && problem.cache_type != SHARP_INT8),
+  require(!problem.screened || (problem.attributes.normalizer == SHARP_ENTMAX && !scaled(problem.cache_type)),
           "only entmax over a cache of floats has a key screen");
   require(problem.attributes.normalizer != SHARP_ENTMAX || problem.attributes.alpha <= 4,
           "entmax on a GPU takes an alpha of at most 4");
@@ -234,8 +237,8 @@ Arguments arguments_of(const Call& call, const Scratch& scratch, const Plan& pla
                                (call.new_keys == 0 || (problem.key && problem.value)) &&
                                (call.slots == 0 || (problem.key_cache && problem.value_cache))),
           "a buffer is null that is not empty");
-  require(problem.cache_type != SHARP_INT8 || (problem.key_scale && problem.value_scale),
-          "an int8 cache needs key_scale and value_scale");
+  require(!scaled(problem.cache_type) || (problem.key_scale && problem.value_scale),
+          "an int8 or fp8 cache needs key_scale and value_scale");
   const int64_t columns = problem.head_params == nullptr ? 0 : problem.head_params_width;
   const char* mistake = sharp_head_params_mistake(problem.attributes.normalizer, columns);
   require(mistake == nullptr, mistake);

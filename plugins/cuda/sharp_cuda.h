@@ -16,7 +16,7 @@ extern "C" {
 
 typedef struct CUstream_st* SharpStream; /* a CUstream, which is a cudaStream_t */
 
-typedef enum { SHARP_FLOAT32, SHARP_FLOAT16, SHARP_BFLOAT16, SHARP_INT8 } SharpType;
+typedef enum { SHARP_FLOAT32, SHARP_FLOAT16, SHARP_BFLOAT16, SHARP_INT8, SHARP_FP8 } SharpType; /* FP8: e4m3 */
 
 typedef enum {
   SHARP_SOFTMAX,
@@ -61,7 +61,7 @@ typedef struct {
   const void* value;           /* type [tokens, kv_heads, value_dim] */
   void* key_cache;             /* cache_type [blocks, kv_heads, head_dim, block_size], updated in place */
   void* value_cache;           /* cache_type [blocks, kv_heads, block_size, value_dim], updated in place */
-  float* key_scale;            /* [blocks, kv_heads], updated in place, or null: of an int8 cache */
+  float* key_scale;            /* [blocks, kv_heads], updated in place, or null: of int8 and fp8 caches */
   float* value_scale;          /* the same of values */
   void* key_screen;            /* int8 [blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)], updated in
                                   place, or null: of entmax, by which keys of weight 0 are left out */

@@ -17,7 +17,8 @@ from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 UPDATED = {"key_cache": "key_cache_out", "value_cache": "value_cache_out"}
-SCALES = {"key_scale": "key_scale_out", "value_scale": "value_scale_out"}  # of an int8 cache
+SCALES = {"key_scale": "key_scale_out", "value_scale": "value_scale_out"}  # of int8 and fp8 caches
+FP8 = 17  # ONNX's number of FLOAT8E4M3FN
 
 Outputs = Mapping[str, NDArray[Any]]
 
@@ -35,10 +36,10 @@ class Backend:
 def backends() -> tuple[Backend, ...]:
     """All of them, whether they are there or not."""
     return (
-        Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8"), _cpu_ready, _run_cpu),
+        Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
         Backend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
         Backend("ONNX Runtime on a GPU, our kernels", ("float16", "int8"), _cuda_ready, _run_cuda),
-        Backend("Triton under PyTorch", ("float32", "float16", "int8"), _triton_ready, _run_triton),
+        Backend("Triton under PyTorch", ("float32", "float16", "int8", "fp8"), _triton_ready, _run_triton),
         Backend("TensorRT with our plugin", ("float16",), _tensorrt_ready, _run_tensorrt),
     )
 
@@ -115,7 +116,10 @@ def _run_session(case: Case, device: str, *, kernels: bool) -> AttentionOutput:
         raise SharpError(f"ONNX Runtime could not start its {provider}; its messages say which library is missing")
     binding = session.io_binding()
     values = {
-        name: onnxruntime.OrtValue.ortvalue_from_numpy(array.copy(), device, 0) for name, array in case.inputs.items()
+        name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.copy(), FP8)
+        if array.dtype == np.uint8
+        else onnxruntime.OrtValue.ortvalue_from_numpy(array.copy(), device, 0)
+        for name, array in case.inputs.items()
     }
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
@@ -137,9 +141,12 @@ def _run_triton(case: Case) -> AttentionOutput:
     from sharp.plugins.triton.paged_attention import paged_attention
 
     tensors = {name: torch.from_numpy(array.copy()).cuda() for name, array in case.inputs.items()}
+    fp8 = {name: tensor.view(torch.float8_e4m3fn) for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
+    tensors |= fp8
     outputs = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)  # type: ignore[arg-type]
     scales = {name: tensors[name].cpu().numpy() for name in SCALES if name in tensors}
-    return AttentionOutput(*(tensor.cpu().numpy() for tensor in outputs), **scales)
+    held = (tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor for tensor in outputs)
+    return AttentionOutput(*(tensor.cpu().numpy() for tensor in held), **scales)
 
 
 def _run_tensorrt(case: Case) -> AttentionOutput:

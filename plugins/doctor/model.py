@@ -43,4 +43,6 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
 
 
 def _info(name: str, like: np.ndarray) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(like.dtype), like.shape)
+    is_fp8 = like.dtype == np.uint8  # as numpy holds it
+    kind = onnx.TensorProto.FLOAT8E4M3FN if is_fp8 else helper.np_dtype_to_tensor_dtype(like.dtype)
+    return helper.make_tensor_value_info(name, kind, like.shape)

@@ -30,6 +30,7 @@ const CudaLibrary* cuda_library() {
 SharpType sharp_type(ONNXTensorElementDataType type) {
   if (type == kFloat16) return SHARP_FLOAT16;
   if (type == kBfloat16) return SHARP_BFLOAT16;
+  if (type == kFloat8) return SHARP_FP8;
   return type == kInt8 ? SHARP_INT8 : SHARP_FLOAT32;
 }
 

@@ -10,6 +10,7 @@ constexpr ONNXTensorElementDataType kFloat32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLO
 constexpr ONNXTensorElementDataType kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
 constexpr ONNXTensorElementDataType kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 constexpr ONNXTensorElementDataType kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+constexpr ONNXTensorElementDataType kFloat8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN;
 
 // T: query, key, value and output; C: the caches, or the past.
 struct ElementTypes {
@@ -18,6 +19,7 @@ struct ElementTypes {
   cpu::CacheType cache_type() const {
     if (cache == kFloat16) return cpu::CacheType::kFloat16;
     if (cache == kBfloat16) return cpu::CacheType::kBfloat16;
+    if (cache == kFloat8) return cpu::CacheType::kFloat8;
     return cache == kInt8 ? cpu::CacheType::kInt8 : cpu::CacheType::kFloat32;
   }
 };

@@ -170,14 +170,14 @@ cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attribute
   problem.cache_type = cache_type;
   for (const Input name : {kKeyScale, kValueScale}) {
     const Tensor scale(context, name);
-    if (cache_type == cpu::CacheType::kInt8)
+    if (cpu::has_scales(cache_type))
       scale.expect_shape({problem.blocks, problem.kv_heads}, "[blocks, kv_heads]");
     else if (scale.given())
-      scale.fail("must be left out; only an int8 cache has scales");
+      scale.fail("must be left out; only int8 and fp8 caches have scales");
   }
   const Tensor key_screen(context, kKeyScreen), key_shift(context, kKeyShift);
   if (key_screen.given()) {
-    if (cache_type == cpu::CacheType::kInt8) key_screen.fail("must be left out; an int8 cache has no key screen");
+    if (cpu::has_scales(cache_type)) key_screen.fail("must be left out; an int8 or fp8 cache has no key screen");
     key_screen.expect_shape({problem.blocks, problem.kv_heads, cpu::screen_bytes(problem)},
                             "[blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)]");
     if (key_shift.given()) {

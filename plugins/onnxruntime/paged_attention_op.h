@@ -10,8 +10,9 @@ namespace sharp::ort {
 
 // Types of the op, on every provider.
 constexpr std::initializer_list<ElementTypes> kPagedTypes = {
-    {kFloat32, kFloat32}, {kFloat32, kFloat16}, {kFloat32, kBfloat16},  {kFloat32, kInt8},
-    {kFloat16, kFloat16}, {kFloat16, kInt8},    {kBfloat16, kBfloat16}, {kBfloat16, kInt8}};
+    {kFloat32, kFloat32},   {kFloat32, kFloat16}, {kFloat32, kBfloat16}, {kFloat32, kInt8},
+    {kFloat32, kFloat8},    {kFloat16, kFloat16}, {kFloat16, kInt8},     {kFloat16, kFloat8},
+    {kBfloat16, kBfloat16}, {kBfloat16, kInt8},   {kBfloat16, kFloat8}};
 
 template <typename Op, typename Kernel>
 struct PagedAttentionSchema : CustomOp<Op, Kernel> {
@@ -65,13 +66,13 @@ void* updated(const Ort::KernelContext& context, Input input, Output output, int
   return to;
 }
 
-// The caches of a cpu::Problem or a SharpPagedAttention, and the scales of int8 ones.
+// The caches of a cpu::Problem or a SharpPagedAttention, and the scales of int8 and fp8 ones.
 template <typename Problem, typename Copy>
 void set_caches(const Ort::KernelContext& context, ElementTypes types, Problem& problem, const Copy& copy) {
   const int64_t bytes = cpu::bytes_of(types.cache_type());
   problem.key_cache = updated(context, kKeyCache, kKeyCacheOut, bytes, copy);
   problem.value_cache = updated(context, kValueCache, kValueCacheOut, bytes, copy);
-  if (types.cache != kInt8) return;
+  if (!cpu::has_scales(types.cache_type())) return;
   problem.key_scale = static_cast<float*>(updated(context, kKeyScale, kKeyScaleOut, sizeof(float), copy));
   problem.value_scale = static_cast<float*>(updated(context, kValueScale, kValueScaleOut, sizeof(float), copy));
 }

@@ -73,3 +73,6 @@ def head_params_mistake(normalizer: str, columns: int | None) -> str | None:
         )
     allowed = f"{len(own)} ({', '.join(own)}) or {len(own) + 1} (the sink behind them)" if own else "1 (the sink)"
     return f"head_params has {columns} columns; {normalizer} takes {allowed}"
+
+
+SCALED_CACHES = ("int8", "fp8")  # types of caches whose numbers stand for themselves times their block's scale

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.plugins.ops import e4m3
 from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
 from sharp.plugins.ops.key_screen import store_screen
 from sharp.plugins.ops.normalizers import Normalizer, RowStatistics, normalize
@@ -17,7 +18,10 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class AttentionOutput:
-    """The op's outputs, in the shapes of `schema.OUTPUTS`; the scales only with an int8 cache, the screen if given."""
+    """The op's outputs, in the shapes of `schema.OUTPUTS`; the scales of int8 and fp8 caches, the screen if given.
+
+    Caches hold what they hold: the integers of int8, the bytes of fp8.
+    """
 
     output: Floats
     key_cache: Floats
@@ -75,6 +79,30 @@ def store_int8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping
             held = cache[block, head]
             rounded = np.nan_to_num(np.clip(np.rint(vector * inverse), -127, 127))
             held[(slice(None),) * (offset_axis - 2) + (offset,)] = rounded
+
+
+def store_fp8(numbers: Floats, cache: NDArray[Any], scale: Floats, slot_mapping: Ints, offset_axis: int) -> None:
+    """`store_int8` for a cache of e4m3 numbers: number = scale * decode(byte).
+
+    The scale is a power of two, so a larger one only moves the exponents of what the block holds: a number is rounded
+    a second time where its exponent falls below the least. A number that is not finite makes the scale NaN until the
+    block starts anew.
+    """
+    for token, slot in enumerate(slot_mapping):
+        if slot < 0:
+            continue
+        block, offset = divmod(int(slot), cache.shape[offset_axis])
+        for head, vector in enumerate(numbers[token].astype(np.float32)):
+            needed = e4m3.scale_of(np.abs(vector).max())
+            if offset == 0:
+                scale[block, head] = needed
+            elif not needed <= scale[block, head] and not np.isnan(scale[block, head]):
+                ratio = scale[block, head] / needed
+                cache[block, head] = e4m3.encode(e4m3.decode(cache[block, head]) * ratio)
+                scale[block, head] = needed
+            inverse = np.float32(1) / scale[block, head] if scale[block, head] > 0 else np.float32(0)
+            held = cache[block, head]
+            held[(slice(None),) * (offset_axis - 2) + (offset,)] = e4m3.encode(vector * inverse)
 
 
 def visible_keys(position: int, total: int, window: int, causal: bool) -> Ints:
@@ -159,20 +187,24 @@ def paged_attention(
 
     Shapes are those of `schema`; the inputs stay as they are and the results are float64, after what the caches' dtype
     rounds away. A query sees only what the block table maps, so a token that is not stored (slot -1) is seen as what
-    its slot already held. An int8 cache needs `key_scale` and `value_scale`, float32. `key_screen` is brought up to
-    date and otherwise changes nothing.
+    its slot already held. An int8 cache, and an fp8 one, which is uint8, need `key_scale` and `value_scale`, float32.
+    `key_screen` is brought up to date and otherwise changes nothing.
     """
     tokens, q_heads, _ = query.shape
     group = q_heads // key.shape[1]
     block_size = key_cache.shape[3]
     query = query.astype(np.float64)
-    stored_keys, stored_values = key_cache.copy(), value_cache.copy()
+    stored_keys: NDArray[Any] = key_cache.copy()
+    stored_values: NDArray[Any] = value_cache.copy()
     if key_scale is not None and value_scale is not None:
         key_scale, value_scale = key_scale.copy(), value_scale.copy()
-        store_int8(key, stored_keys, key_scale, slot_mapping, offset_axis=3)
-        store_int8(value, stored_values, value_scale, slot_mapping, offset_axis=2)
-        key_cache = stored_keys * key_scale.astype(np.float64)[:, :, None, None]
-        value_cache = stored_values * value_scale.astype(np.float64)[:, :, None, None]
+        is_fp8 = stored_keys.dtype == np.uint8
+        store_scaled = store_fp8 if is_fp8 else store_int8
+        store_scaled(key, stored_keys, key_scale, slot_mapping, offset_axis=3)
+        store_scaled(value, stored_values, value_scale, slot_mapping, offset_axis=2)
+        held = [e4m3.decode(array) if is_fp8 else array for array in (stored_keys, stored_values)]
+        key_cache = held[0] * key_scale.astype(np.float64)[:, :, None, None]
+        value_cache = held[1] * value_scale.astype(np.float64)[:, :, None, None]
     else:
         store(key, value, stored_keys, stored_values, slot_mapping)
         if key_screen is not None:

@@ -126,8 +126,10 @@ PAGED_ATTENTION = OpDefinition(
         Parameter("stats", "tensor(float)", f"[tokens, q_heads, {_STATISTICS}"),
     ),
     beside=(
-        Parameter("key_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a key is scale * integer"),
-        Parameter("value_scale", "tensor(float)", "[blocks, kv_heads], an int8 cache's; a value is scale * integer"),
+        Parameter("key_scale", "tensor(float)", "[blocks, kv_heads], of int8 and fp8 caches: a key is scale * number"),
+        Parameter(
+            "value_scale", "tensor(float)", "[blocks, kv_heads], of int8 and fp8 caches: a value is scale * number"
+        ),
         Parameter(
             "key_screen",
             "tensor(int8)",
@@ -198,7 +200,7 @@ INPUTS = PAGED_ATTENTION.input_names
 OUTPUTS = PAGED_ATTENTION.output_names
 BESIDE_CACHE = tuple(parameter.name for parameter in PAGED_ATTENTION.beside)
 CONSTANTS = tuple(parameter.name for parameter in PAGED_ATTENTION.constants)
-SCALES = ("key_scale", "value_scale")  # of an int8 cache
+SCALES = ("key_scale", "value_scale")  # of an int8 or fp8 cache
 
 ABSENT = {"tensor(int32)": "ai.sharp.absent.int32", "C": "ai.sharp.absent", "tensor(float)": "ai.sharp.absent"}
 """By type, the initializer [0] for an optional input that is left out; every kernel takes an empty tensor as absent."""
@@ -250,7 +252,7 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
         ],
         type_constraints=[
             ("T", list(FLOATS), "query, key, value and output"),
-            ("C", [*FLOATS, "tensor(int8)"], "the cache"),
+            ("C", [*FLOATS, "tensor(int8)", "tensor(float8e4m3fn)"], "the cache"),
         ],
         attributes=required + [attribute(default.name, default) for default in attribute_defaults()],
     )

@@ -8,6 +8,7 @@ from onnxscript.values import Opset
 from torch import Tensor
 
 import sharp.plugins.ops.torch_attention  # noqa: F401 - registers torch.ops.sharp.attention
+from sharp.plugins.errors import InputError
 from sharp.plugins.ops.schema import (
     ATTENTION,
     DEFAULT_ALPHA,
@@ -56,11 +57,13 @@ def paged_attention(
         stats float32 [tokens, q_heads, stats_columns] (zeros unless `collect_stats` is true).
 
     Raises:
-        InputError: the normalizer is unknown or lacks its parameters, or alpha is not above 1.
+        InputError: the normalizer is unknown or lacks its parameters, alpha is not above 1, or the caches need scales.
     """
     attributes = Attributes(
         normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
+    if key_cache.dtype in (torch.int8, torch.float8_e4m3fn):
+        raise InputError(f"key_cache is {key_cache.dtype}, whose scales the op for PyTorch does not take; give floats")
     split_head_params(normalizer, head_params)  # as a call without queries computes nothing
     block_size = key_cache.shape[3]
     keys, values = key_cache.clone(), value_cache.clone()

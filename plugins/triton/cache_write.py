@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from sharp.plugins.triton.e4m3 import decoded, encoded, scale_of
 from sharp.plugins.triton.plan import make_plan
 
 INTEGERS = (
@@ -120,26 +121,35 @@ def quantized(numbers, inverse):
 
 
 @triton.jit
-def store_token(held, scale, numbers, offset, column):
-    """A block [channels, block_size] of integers, and its scale, after a token at `offset` was stored in it.
+def rounded(numbers, inverse, OPTIONS: tl.constexpr):
+    """What the cache holds of numbers: integers as float32, or the bytes of e4m3 as int32."""
+    return encoded(numbers * inverse) if OPTIONS.cache_dtype == "fp8" else quantized(numbers, inverse)
 
-    As `sharp.plugins.ops.reference.store_int8` says, to the bit. `column` [block_size] numbers the block's slots.
+
+@triton.jit
+def store_token(held, scale, numbers, offset, column, OPTIONS: tl.constexpr):
+    """A block [channels, block_size] as `rounded` gives it, and its scale, after a token at `offset` went into it.
+
+    As `store_int8` and `store_fp8` of `sharp.plugins.ops.reference` say, to the bit. `column` [block_size] numbers the
+    block's slots.
     """
     sizes = tl.abs(numbers)
-    needed = tl.div_rn(tl.max(sizes, 0), 127.0)
+    FP8: tl.constexpr = OPTIONS.cache_dtype == "fp8"
+    needed = scale_of(tl.max(sizes, 0)) if FP8 else tl.div_rn(tl.max(sizes, 0), 127.0)
     needed = tl.where(tl.sum((sizes != sizes).to(tl.int32), 0) > 0, float("nan"), needed)
     anew = offset == 0
     raised = (scale == scale) & ~(needed <= scale) & ~anew
-    held = tl.where(raised, quantized(held, tl.div_rn(scale, tl.where(raised, needed, 1.0))), held)
+    ratio = tl.div_rn(scale, tl.where(raised, needed, 1.0))
+    held = tl.where(raised, rounded(decoded(held) if FP8 else held, ratio, OPTIONS), held)
     scale = tl.where(anew | raised, needed, scale)
     positive = scale > 0
     inverse = tl.where(positive, tl.div_rn(1.0, tl.where(positive, scale, 1.0)), 0.0)
-    held = tl.where((column == offset)[None, :], quantized(numbers, inverse)[:, None], held)
+    held = tl.where((column == offset)[None, :], rounded(numbers, inverse, OPTIONS)[:, None], held)
     return held, scale
 
 
 @triton.jit
-def store_int8(
+def store_scaled(
     numbers,
     cache,
     scales,
@@ -161,7 +171,7 @@ def store_int8(
     head = block.to(tl.int64) * kv_heads + kv_head
     within = channels < dim
     at = cache + head * (dim * OPTIONS.block_size) + layout
-    held = tl.load(at, mask=within[:, None], other=0).to(tl.float32)
+    held = tl.load(at, mask=within[:, None], other=0).to(tl.int32 if OPTIONS.cache_dtype == "fp8" else tl.float32)
     scale = tl.load(scales + head)
     column = tl.arange(0, OPTIONS.block_size)
     for distance in tl.range(0, OPTIONS.block_size):
@@ -170,14 +180,14 @@ def store_int8(
         if (slot >= 0) & (slot // OPTIONS.block_size == block):
             row = (following.to(tl.int64) * kv_heads + kv_head) * dim
             new = tl.load(numbers + row + channels, mask=within, other=0.0).to(tl.float32)
-            held, scale = store_token(held, scale, new, slot % OPTIONS.block_size, column)
+            held, scale = store_token(held, scale, new, slot % OPTIONS.block_size, column, OPTIONS)
     tl.debug_barrier()  # several threads read the scale, and may read the same numbers
-    tl.store(at, held.to(tl.int8), mask=within[:, None])
+    tl.store(at, held.to(cache.dtype.element_ty), mask=within[:, None])
     tl.store(scales + head, scale)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def write_int8_cache(
+def write_scaled_cache(
     key,
     value,
     key_cache,
@@ -205,7 +215,7 @@ def write_int8_cache(
     causal,
     OPTIONS: tl.constexpr,
 ):
-    """`write_cache` for integers. Grid: tokens and one program for the plan, KV heads.
+    """`write_cache` for caches with scales. Grid: tokens and one program for the plan, KV heads.
 
     The first token of a block stores all that go to it.
 
@@ -229,7 +239,7 @@ def write_int8_cache(
         return
     column = tl.arange(0, OPTIONS.block_size)
     channels = tl.arange(0, OPTIONS.head_width)
-    store_int8(
+    store_scaled(
         key,
         key_cache,
         key_scale,
@@ -245,7 +255,7 @@ def write_int8_cache(
         OPTIONS,
     )
     channels = tl.arange(0, OPTIONS.value_width)
-    store_int8(
+    store_scaled(
         value,
         value_cache,
         value_scale,

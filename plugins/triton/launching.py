@@ -16,6 +16,7 @@ from sharp.plugins.ops.attributes import (
     DEFAULT_STATS_COLUMNS,
     ICML2025_COEFFICIENTS,
     NORMALIZERS,
+    SCALED_CACHES,
     check_stats_columns,
     head_params_mistake,
 )
@@ -77,11 +78,12 @@ class Attributes:
         if self.normalizer not in NORMALIZERS:
             raise InputError(f"normalizer is {self.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
         dtype, cache_dtype = (str(tensor.dtype).removeprefix("torch.") for tensor in (query, cache))
+        cache_dtype = "fp8" if cache.dtype == torch.float8_e4m3fn else cache_dtype
         for name, kind, known in (("query", dtype, DTYPES), ("key_cache", cache_dtype, CACHE_DTYPES)):
             if kind not in known:
                 raise InputError(f"{name} is {kind}; the Triton kernels take {', '.join(known)}")
-        if cache_dtype not in (dtype, "int8") and dtype != "float32":
-            raise InputError(f"query is {dtype} and the cache {cache_dtype}; it must be of that type, or int8")
+        if cache_dtype not in (dtype, *SCALED_CACHES) and dtype != "float32":
+            raise InputError(f"query is {dtype} and the cache {cache_dtype}; it must be of that type, int8 or fp8")
         if block_size < 16 or block_size & (block_size - 1):
             raise InputError(f"the block size is {block_size}; the Triton kernels need a power of two of at least 16")
         check_stats_columns(self.stats_columns)
@@ -91,7 +93,7 @@ class Attributes:
             raise InputError(f"alpha is {self.alpha}; entmax needs alpha > 1")
         if self.normalizer == "entmax" and self.alpha > MOST_ALPHA:
             raise InputError(f"alpha is {self.alpha}; entmax on a GPU takes an alpha of at most {MOST_ALPHA:g}")
-        if screened and (self.normalizer != "entmax" or cache_dtype == "int8"):
+        if screened and (self.normalizer != "entmax" or cache_dtype in SCALED_CACHES):
             raise InputError("key_screen is given; only entmax over a cache of floats has one: leave it out")
         if head_params is not None and head_params.dim() != 2:
             raise InputError(f"head_params has {head_params.dim()} dimensions, but must have 2: heads and parameters")

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from sharp.plugins.triton.arithmetic import INTERPRETED, in_bfloat16
+from sharp.plugins.triton.e4m3 import BFLOAT16_OF_E4M3, FLOAT16_OF_E4M3, decoded
 
 # Four integers of 8 bits, by their bytes. In bfloat16, whose 128 has zeros in its last seven bits: 128 with the lower
 # seven bits of an integer, less 128 or, with the sign before them, 256. In float16: 1024 + 128 with the integer added,
@@ -192,7 +193,7 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 
 @triton.jit
 def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Keys [head_width, keys], and of an int8 cache their scales [keys].
+    """Keys [head_width, keys], and of a cache with scales theirs [keys].
 
     A block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim].
     """
@@ -215,7 +216,7 @@ def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 
 @triton.jit
 def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Values [keys, value_width] of the keys that are `used`, and of an int8 cache their scales [keys].
+    """Values [keys, value_width] of the keys that are `used`, and of a cache with scales theirs [keys].
 
     What no row sees is not read, as it may be NaN.
     """
@@ -241,8 +242,17 @@ def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.cons
 
 @triton.jit
 def converted(numbers, ELEMENT: tl.constexpr):
-    """Numbers of a cache as operands of matrix products; integers of 8 bits are exact in all of them."""
-    if numbers.dtype != tl.int8:
+    """Numbers of a cache as operands of matrix products; those of 8 bits are exact there. uint8 is e4m3."""
+    if numbers.dtype == tl.uint8:
+        if INTERPRETED:
+            result = decoded(numbers.to(tl.int32)).to(ELEMENT)
+        elif tl.bfloat16 == ELEMENT:
+            result = tl.inline_asm_elementwise(
+                BFLOAT16_OF_E4M3, "=r,=r,r", [numbers], tl.bfloat16, is_pure=False, pack=4
+            )
+        else:
+            result = tl.inline_asm_elementwise(FLOAT16_OF_E4M3, "=r,=r,r", [numbers], tl.float16, is_pure=False, pack=4)
+    elif numbers.dtype != tl.int8:
         result = numbers.to(ELEMENT)
     elif INTERPRETED:  # which would take the integer for a bfloat16's bits
         result = numbers.to(tl.float32).to(ELEMENT)
@@ -255,7 +265,7 @@ def converted(numbers, ELEMENT: tl.constexpr):
 
 @triton.jit
 def block_scale(scale, page, cache, MAPPED: tl.constexpr):
-    """What the integers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
+    """What the numbers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
     _, _, _, _, _, _, _, kv_head, kv_heads, _ = cache
     pointers = scale + page.to(tl.int64) * kv_heads + kv_head
     return tl.load(pointers) if MAPPED else tl.load(pointers, mask=page >= 0, other=0.0)

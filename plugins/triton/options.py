@@ -7,7 +7,7 @@ from pathlib import Path
 
 import triton.language as tl
 
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, WITHOUT_SINK
+from sharp.plugins.ops.attributes import HEAD_PARAMETERS, SCALED_CACHES, WITHOUT_SINK
 
 LISTED_KEYS = 64
 SPLIT_KEYS = 256  # fewest keys of a split of decoding, but for the only one of a unit
@@ -30,7 +30,7 @@ class Options:
 
     normalizer: str
     dtype: str  # of query, key, value and output: float16, bfloat16, float32
-    cache_dtype: str  # that of the query, or int8; float16 or bfloat16 with float32
+    cache_dtype: str  # that of the query, int8 or fp8; float16 or bfloat16 with float32
     head_dim: int
     value_dim: int
     block_size: int
@@ -47,15 +47,15 @@ class Options:
 
     @property
     def quantized(self) -> bool:
-        """The cache holds integers, and a scale for every block and head beside it.
+        """The cache holds integers or e4m3 numbers, and a scale for every block and head beside it.
 
-        Integers of 8 bits are exact in bfloat16; what they are multiplied by becomes a sum of such numbers.
+        Such numbers of 8 bits are exact in bfloat16; what they are multiplied by becomes a sum of bfloat16 numbers.
         """
-        return self.cache_dtype == "int8"
+        return self.cache_dtype in SCALED_CACHES
 
     @property
     def key_element(self) -> tl.dtype:
-        """The type in which queries and keys are multiplied; float16 has all integers of 8 bits, too."""
+        """The type in which queries and keys are multiplied; float16 has all numbers of 8 bits, too."""
         return tl.bfloat16 if self.quantized and self.dtype == "float32" else getattr(tl, self.dtype)
 
     @property

@@ -76,7 +76,7 @@ def paged_attention(
         screened=key_screen is not None and len(key_screen) > 0,  # one without blocks: there is none
     )
     if options.quantized and (key_scale is None or value_scale is None):
-        raise InputError("an int8 cache needs key_scale and value_scale")
+        raise InputError(f"an {options.cache_dtype} cache needs key_scale and value_scale")
     sequences, max_blocks = block_table.shape
     shapes = Shapes(tokens, sequences, max_blocks, q_heads, kv_heads, device_of(query.device)[1])
     check_shapes(
@@ -106,8 +106,9 @@ def paged_attention(
         "query": query,
         "key": key,
         "value": value,
-        "key_cache": key_cache,
-        "value_cache": value_cache,
+        # e4m3 by its bytes: the kernels know the numbers on every GPU.
+        "key_cache": key_cache.view(torch.uint8) if options.cache_dtype == "fp8" else key_cache,
+        "value_cache": value_cache.view(torch.uint8) if options.cache_dtype == "fp8" else value_cache,
         "key_scale": stats if key_scale is None else key_scale,
         "value_scale": stats if value_scale is None else value_scale,
         "slot_mapping": slot_mapping,

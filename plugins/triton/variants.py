@@ -34,7 +34,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sharp.plugins.triton.cache_write import write_cache, write_int8_cache
+from sharp.plugins.triton.cache_write import write_cache, write_scaled_cache
 from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_stream
 from sharp.plugins.triton.merge import merge, merge_prompts
 from sharp.plugins.triton.options import MOST_SPLITS, SPLIT_KEYS, Options
@@ -47,7 +47,7 @@ from sharp.plugins.triton.split_prefill import prefill_count, prefill_observe, p
 from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-CACHE_DTYPES = DTYPES | {"int8": "i8"}
+CACHE_DTYPES = DTYPES | {"int8": "i8", "fp8": "u8"}
 MOST_COEFFICIENTS = 8
 FUNCTIONS = (
     decode_observe,
@@ -63,7 +63,7 @@ FUNCTIONS = (
     prefill_observe,
     prefill_settled,
     write_cache,
-    write_int8_cache,
+    write_scaled_cache,
     write_present,
     write_screened_cache,
 )
@@ -260,7 +260,7 @@ def kernels(
         )
     elif options.quantized:
         store = kernel(
-            write_int8_cache,
+            write_scaled_cache,
             "key value key_cache value_cache key_scale value_scale slot_mapping query_start context_lens output stats"
             " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items columns"
             " window causal",

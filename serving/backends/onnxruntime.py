@@ -30,6 +30,7 @@ TENSOR_TYPES: dict[CacheDtype, str] = {
     "float16": "tensor(float16)",
     "bfloat16": "tensor(bfloat16)",
     "int8": "tensor(int8)",
+    "fp8": "tensor(float8e4m3fn)",
 }
 
 

@@ -56,9 +56,9 @@ def _longer(tokens: NDArray[np.int32], ends: NDArray[np.int64], length: int) -> 
 def speculative_tokens(config: EngineConfig, backend: Backend, manifest: Manifest) -> int:
     """Most draft tokens of a step.
 
-    The gain on a GPU is not measured, so there it is off unless set. A block of an int8 cache has one scale for all its
-    tokens: a draft token would round those before it anew.
+    The gain on a GPU is not measured, so there it is off unless set. A block of an int8 or fp8 cache has one scale for
+    all its tokens: a draft token would round those before it anew.
     """
     if config.speculative_tokens is not None:
         return config.speculative_tokens
-    return SPECULATIVE_TOKENS if backend.device == "cpu" and manifest.cache.dtype != "int8" else 0
+    return SPECULATIVE_TOKENS if backend.device == "cpu" and not manifest.cache.beside else 0

@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 FILES = [
     *(HERE / "conformance" / f"test_kernel{suffix}.py" for suffix in ("", "_edges", "_reach", "_types")),
+    HERE / "conformance" / "test_fp8_caches.py",
     HERE / "conformance" / "test_key_screen.py",
     HERE / "test_sampling.py",
 ]

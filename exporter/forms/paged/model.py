@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.graph.graph_options import TORCH_DTYPES
+from sharp.exporter.graph.graph_options import SCALED_DTYPES, TORCH_DTYPES
 from sharp.exporter.graph.head_parts import LayerStatistics, attention_of_nodes
 from sharp.exporter.graph.lowering import Tracing
 from sharp.models.attention import LayerOptions
@@ -83,8 +83,8 @@ class PagedModel(nn.Module):
             return output, part_stats
 
         def packed(heads: Tensor) -> Tensor:
-            # The op takes a cache of another type, but for int8, with float32 queries only.
-            return heads[0] if key_caches[0].dtype in (heads.dtype, torch.int8) else heads[0].float()
+            # The op takes a cache of another type, but for those with scales, with float32 queries only.
+            return heads[0] if key_caches[0].dtype in (heads.dtype, *SCALED_DTYPES) else heads[0].float()
 
         attend = attention_of_nodes(self.decoder.layer_parts, node, statistics, packed, lambda output: output[None])
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)

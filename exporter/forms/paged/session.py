@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
+import torch
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
@@ -80,9 +82,19 @@ class PagedSession:
         found: list[Floats] = []
         for name, tensor in self.caches.items():
             if name.startswith(f"{kind}_cache."):
-                stored = from_dlpack(tensor._ortvalue.to_dlpack()).float().numpy()[blocks]
+                stored = _numbers(tensor)[blocks]
                 if (scale := self.caches.get(name.replace("_cache", "_scale"))) is not None:
                     stored = stored * scale.numpy()[blocks][:, :, None, None]
                 tokens: Floats = stored.transpose(order).reshape(-1, *np.take(stored.shape, order)[2:])
                 found.append(tokens[:length])
         return tuple(found)
+
+
+def _numbers(cache: Any) -> Floats:
+    """What an OrtValue holds, as float32. DLPack has no fp8, whose bytes numpy gets."""
+    if cache.data_type() == "tensor(float8e4m3fn)":
+        held = torch.from_numpy(cache.numpy()).view(torch.float8_e4m3fn)
+    else:
+        held = from_dlpack(cache._ortvalue.to_dlpack())
+    numbers: Floats = held.float().numpy()
+    return numbers

@@ -115,6 +115,8 @@ def test_another_form_can_be_quantized(wide, sharp_export, tmp_path):
     [
         full("asentmax", "nape", "float16", None, "float16"),
         ("softmax", "rope", "float16", "int8", "int8"),
+        ("entmax", "nape", "float32", "fp8", "fp8"),
+        full("softmax", "rope", "float16", "fp8", "fp8"),
         full("ssa", "rope", "float32", "bfloat16", "bfloat16"),
     ],
 )
@@ -134,8 +136,9 @@ def test_types_of_weights_and_cache(wide, sharp_export, tmp_path, norm, position
     assert len(generate(tmp_path / "out")) == 12
 
 
-def test_an_int8_cache_of_a_bfloat16_model_has_queries_of_its_type(wide, sharp_export, tmp_path):
-    options = ("--norm", "softmax", "--dtype", "bfloat16", "--kv-dtype", "int8")
+@pytest.mark.parametrize("kv_dtype", ["int8", full("fp8")])
+def test_a_scaled_cache_of_a_bfloat16_model_has_queries_of_its_type(wide, sharp_export, tmp_path, kv_dtype):
+    options = ("--norm", "softmax", "--dtype", "bfloat16", "--kv-dtype", kv_dtype)
     result = sharp_export(wide(), *options, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
@@ -144,12 +147,13 @@ def test_an_int8_cache_of_a_bfloat16_model_has_queries_of_its_type(wide, sharp_e
     assert not casts
 
 
-def test_an_int8_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path):
-    result = sharp_export(wide("entmax", "alibi"), "--norm", "entmax", "--kv-dtype", "int8", "-o", tmp_path / "out")
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_scaled_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path, kv_dtype):
+    result = sharp_export(wide("entmax", "alibi"), "--norm", "entmax", "--kv-dtype", kv_dtype, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     manifest = read_manifest(tmp_path / "out")
     assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
-    with pytest.raises(InputError, match=r"has an int8 cache, which needs Sharp's kernels"):
+    with pytest.raises(InputError, match=rf"has an {kv_dtype} cache, which needs Sharp's kernels"):
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
 
 
@@ -265,6 +269,9 @@ def test_learned_positions_end_the_context(sharp_export, tmp_path):
         (("--cache", "none", "--kv-dtype", "int8"), "--kv-dtype is for --cache paged"),
         (("--cache", "contiguous", "--block-size", 64), "--block-size is for --cache paged"),
         (("--target", "portable", "--kv-dtype", "int8"), "--kv-dtype int8 needs Sharp's kernels"),
+        (("--target", "portable", "--kv-dtype", "fp8"), "--kv-dtype fp8 needs Sharp's kernels"),
+        (("--target", "tensorrt", "--kv-dtype", "fp8"), "--kv-dtype fp8 is not in Sharp's TensorRT plugin"),
+        (("--key-screen", "int8", "--kv-dtype", "fp8"), "--key-screen int8 is for --cache paged"),
         (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
         (("--dtype", "float16", "--quantize", "int4"), "--quantize int4 is for --dtype float32"),
         (("--target", "tensorrt", "--quantize", "int8"), "leave --target tensorrt out"),

@@ -134,6 +134,17 @@ def test_tokens_that_choose_experts_are_judged_by_means_where_numbers_are_rounde
     assert tolerance_of(GraphOptions(), quantized=False, routed=True) == PLAIN
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize(("places", "error", "passes"), [((3, 2), 0.1, True), (..., 0.1, False), ((3, 2), 0.9, False)])
+def test_a_cache_of_8_bits_is_judged_by_means_too(kv_dtype, places, error, passes):
+    tolerance = tolerance_of(GraphOptions(kv_dtype=kv_dtype), quantized=False)
+    expected = Amplifying().expected("prompt")
+    logits = expected[0].logits.copy()
+    logits[places] += error * np.abs(logits).max()
+    found = compare("kernels", "prompt", [replace(expected[0], logits=logits)], expected, tolerance.difference)
+    assert found.passed == passes
+
+
 def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):
     source = read_source(save(tiny("llama"), tmp_path / "llama"), "ssa", NO_OPTIONS)
     assert isinstance(source.model, HookedDecoder)

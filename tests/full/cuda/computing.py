@@ -26,6 +26,7 @@ TYPES = {
     "*fp16": torch.float16,
     "*bf16": torch.bfloat16,
     "*i8": torch.int8,
+    "*u8": torch.uint8,
     "*i32": torch.int32,
     "*i64": torch.int64,
     "*fp64": torch.float64,

@@ -10,7 +10,7 @@ from pathlib import Path
 from sharp.plugins.cuda.compiler import HIDDEN_ARGUMENTS, PTX_CAPABILITY, Image, Kernel
 from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 from sharp.plugins.cuda.package import write_package
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.ops.attributes import NORMALIZERS, SCALED_CACHES
 from sharp.plugins.triton.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,7 +54,11 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
 
 def fake_options() -> list[Options]:
     """What the fake package's kernels are compiled for."""
-    dtypes = ["float16", "float32", "float16/int8", "float32/int8"]
+    dtypes = [
+        "float16",
+        "float32",
+        *(f"{dtype}/{cache}" for cache in SCALED_CACHES for dtype in ("float16", "float32")),
+    ]
     return [option for op in OPS for option in options_for(NORMALIZERS, [64, 128], dtypes, FEATURES, op)]
 
 

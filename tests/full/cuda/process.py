@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sharp.plugins.cuda.library import TYPES, AttentionProblem, Attributes, Library, Problem, normalizer_number
 from sharp.plugins.errors import SharpError
+from sharp.plugins.ops.attributes import SCALED_CACHES
 
 BUFFERS = (
     *("query", "key", "value", "key_cache", "value_cache", "slot_mapping", "block_table", "query_start"),
@@ -68,7 +69,7 @@ class Call:
             causal=1,
             stats_columns=self.columns,
         )
-        unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype != "int8")
+        unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype not in SCALED_CACHES)
         unused += () if self.screened else SCREENS
         given = [name for name in BUFFERS if name not in self.absent and name not in unused]
         common = {

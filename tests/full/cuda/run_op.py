@@ -18,7 +18,7 @@ from onnx import NodeProto, helper
 from sharp.plugins.ops.schema import DOMAIN, VERSION
 from tests.full.cuda.steps import CALLS, Call
 
-NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16}  # ONNX's
+NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "fp8": 17}  # ONNX's
 
 
 def element(dtype: str) -> int:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from sharp.plugins.ops.attributes import WITHOUT_SINK
+from sharp.plugins.ops.attributes import SCALED_CACHES, WITHOUT_SINK
 from sharp.plugins.ops.schema import ATTENTION, PAGED_ATTENTION, OpDefinition
 from tests.full.cuda.native import ROOT
 
@@ -108,7 +108,7 @@ class Step(Call):
             }
         # Another cache may be given scales to see that it refuses them.
         return found | {
-            name: scale for name, scale in scales.items() if self.cache_dtype == "int8" or name in self.shapes
+            name: scale for name, scale in scales.items() if self.cache_dtype in SCALED_CACHES or name in self.shapes
         }
 
     def usual_outputs(self) -> Described:
@@ -120,7 +120,11 @@ class Step(Call):
         }
 
     def updated(self) -> dict[str, str]:
-        names = ("key_cache", "value_cache", *(("key_scale", "value_scale") if self.cache_dtype == "int8" else ()))
+        names = (
+            "key_cache",
+            "value_cache",
+            *(("key_scale", "value_scale") if self.cache_dtype in SCALED_CACHES else ()),
+        )
         names += ("key_screen",) if self.screened else ()
         return {f"{name}_out": name for name in names}
 

@@ -51,7 +51,10 @@ CASES = {
 for name in NORMALIZERS:  # with sinks, or the columns of those that have none
     CASES[name] += [paged(name, sinks=True), attention(name, "shared", 20, 20, sinks=True)]
 CASES["softmax"] += [attention("softmax", "none", 4, 120), attention("softmax", "shared", 1, 1)]
-CASES["softmax"] += [paged("softmax", "float16", [[20, 1], [20, 5]], cache_dtype="int8")]
+CASES["softmax"] += [
+    paged("softmax", dtype, [[20, 1], [20, 5]], cache_dtype=cache)
+    for dtype, cache in (("float16", "int8"), ("float16", "float8_e4m3fn"), ("float32", "float8_e4m3fn"))
+]
 for name in ("ssa", *PASSES):
     CASES[name] += [paged(name, "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
 CASES["entmax"] += [paged("entmax", alpha=alpha, sequences=[[30, 1], [0, 20]]) for alpha in (1.25, 2.0)]
@@ -86,11 +89,17 @@ def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     if normalizer in ("adaptive_softmax", "entmax"):
         decoding = {"decode_observe", "decode_solve", "decode_settled"}
     question = {"merge_prompts", *PASSES.get(normalizer, ())} if normalizer in ("ssa", *PASSES) else set()
-    assert launched == {"write_cache", "write_int8_cache", "write_present", "prefill", "merge", *decoding, *question}
+    assert launched == {"write_cache", "write_scaled_cache", "write_present", "prefill", "merge", *decoding, *question}
 
 
 @pytest.mark.parametrize(
-    ("norm", "options"), [("ssa", ()), ("asentmax", ("--kv-dtype", "int8")), ("entmax", ("--key-screen", "int8"))]
+    ("norm", "options"),
+    [
+        ("ssa", ()),
+        ("asentmax", ("--kv-dtype", "int8")),
+        ("softmax", ("--kv-dtype", "fp8")),
+        ("entmax", ("--key-screen", "int8")),
+    ],
 )
 def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
     save_checkpoint(tmp_path / "tiny.safetensors", tiny_model(norm, head_dim=64))

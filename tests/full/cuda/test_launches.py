@@ -61,7 +61,9 @@ def random_calls(count: int) -> list[Call]:
         more = rng.random() < 0.3  # sinks, or the columns of those that have none
         own = len(HEAD_PARAMETERS.get(normalizer, ()))
         parameters = own * more if normalizer in WITHOUT_SINK else own + more
-        dtypes = rng.choice([("float16", ""), ("float32", ""), ("float16", "int8"), ("float32", "int8")])
+        dtypes = rng.choice(
+            [("float16", ""), ("float32", ""), ("float16", "int8"), ("float32", "int8"), ("float16", "fp8")]
+        )
         calls.append(
             Call(
                 normalizer,
@@ -351,7 +353,10 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(workspace=0), "the workspace is null"),
         (Call(dtype="int8"), "there is no such type"),
         (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
-        (attention("none", dtype="int8"), "SharpAttention has no int8 keys"),
+        (Call(dtype="float32", cache_dtype="fp8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
+        (Call("entmax", "float16", "fp8", screened=True), "only entmax over a cache of floats has a key screen"),
+        (attention("none", dtype="fp8"), "SharpAttention has no keys of 8 bits"),
+        (attention("none", dtype="int8"), "SharpAttention has no keys of 8 bits"),
         (attention("none", past=5), "without a past it has neither slots nor lengths"),
         (replace(attention("concatenating", past=5), absent=[*FORMS["concatenating"], "past_value"]), "says otherwise"),
         (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),

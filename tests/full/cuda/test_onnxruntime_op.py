@@ -103,10 +103,10 @@ def test_every_normalizer_has_its_own_kernels(run):
 
 
 def test_types_of_queries_and_caches(run):
-    pairs = [("float32", "float32"), ("float16", "float16"), ("float32", "int8")]
+    pairs = [("float32", "float32"), ("float16", "float16"), ("float32", "int8"), ("float16", "fp8")]
     results = run(*(Step(dtype=dtype, cache_dtype=cache, in_place=False) for dtype, cache in pairs))
     copied = [int(result["events"][0].split("bytes=")[1].split()[0]) for result in results]
-    assert copied == [9 * 2 * 64 * 16 * size for size in (4, 2, 1)]
+    assert copied == [9 * 2 * 64 * 16 * size for size in (4, 2, 1, 1)]
     # The package of these tests has no such kernels; the sentence shows what is requested.
     pairs = [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
     for (dtype, cache), result in zip(
@@ -115,26 +115,27 @@ def test_types_of_queries_and_caches(run):
         assert f"PagedAttention: libsharp_cuda.so has no kernel write_cache {dtype} {cache} 64 64 16" in result["error"]
 
 
-INT8 = ("key_cache", "value_cache", "key_scale", "value_scale")
+SCALED = ("key_cache", "value_cache", "key_scale", "value_scale")
 
 
-def test_an_int8_cache_and_its_scales_are_updated_in_place(run):
-    in_place, apart = run(*(Step(dtype="float32", cache_dtype="int8", in_place=bound) for bound in (True, False)))
-    assert [name for name, _ in launches(in_place)] == ["write_int8_cache", "decode_stream", "merge", "prefill"]
+@pytest.mark.parametrize(("dtype", "cache"), [("float32", "int8"), ("float16", "fp8")])
+def test_a_cache_and_its_scales_are_updated_in_place(run, dtype, cache):
+    in_place, apart = run(*(Step(dtype=dtype, cache_dtype=cache, in_place=bound) for bound in (True, False)))
+    assert [name for name, _ in launches(in_place)] == ["write_scaled_cache", "decode_stream", "merge", "prefill"]
     assert not [event for event in in_place["events"] if event.startswith("copy ")]
     addresses = apart["addresses"]
     sizes = [9 * 2 * 64 * 16] * 2 + [9 * 2 * 4] * 2
     assert [event for event in apart["events"] if event.startswith("copy ")] == [
         f"copy to={addresses[f'{name}_out']} from={addresses[name]} bytes={size} stream=77"
-        for name, size in zip(INT8, sizes, strict=True)
+        for name, size in zip(SCALED, sizes, strict=True)
     ]
     for result in (in_place, apart):
         seen = set()
         for _, values in launches(result):
-            for name in set(values) & set(INT8):
+            for name in set(values) & set(SCALED):
                 assert values[name] == str(result["addresses"][f"{name}_out"]), name
                 seen.add(name)
-        assert seen == set(INT8)
+        assert seen == set(SCALED)
 
 
 def test_without_collect_stats_a_flag_in_scratch_memory_is_cleared(run):
@@ -160,7 +161,7 @@ WRONG = [
     (Step("ssa", absent=[], shapes={"head_params": [4, 1]}), "it must be [q_heads, 2] = [4, 2]"),
     (
         Step(shapes={"key_scale": [9, 2]}),
-        "key_scale has shape [9, 2]; it must be left out; only an int8 cache has scales",
+        "key_scale has shape [9, 2]; it must be left out; only int8 and fp8 caches have scales",
     ),
     (
         Step(dtype="float32", cache_dtype="int8", shapes={"value_scale": [9, 1]}),

@@ -16,4 +16,4 @@ def check() -> dict[str, Any]:
     torch.Tensor.cuda = lambda tensor: tensor
     case.SEQUENCES = ((40, 1), (0, 3))  # the interpreter takes its time
     [triton] = [backend for backend in backends() if backend.name == "Triton under PyTorch"]
-    return asdict(diagnose(replace(triton, ready=lambda: None, dtypes=("float32", "int8"))))
+    return asdict(diagnose(replace(triton, ready=lambda: None, dtypes=("float32", "int8", "fp8"))))

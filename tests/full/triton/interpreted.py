@@ -296,7 +296,7 @@ def run(
     with parts_of(part_keys):
         results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
     assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
-    found = {name: tensor.float().numpy() for name, tensor in zip(RESULTS, results, strict=True)}
+    found = {name: _numbers(tensor) for name, tensor in zip(RESULTS, results, strict=True)}
     return found | {name: tensors[name].numpy() for name in (*SCALES, "key_screen") if name in tensors}
 
 
@@ -387,7 +387,19 @@ def run_attention(
 def _tensors(case: Case | attention_cases.Case, dtypes: dict[str, str]) -> dict[str, Any]:
     import torch
 
-    return {
-        name: torch.tensor(array).to(getattr(torch, dtypes[name])) if name in dtypes else torch.tensor(array)
-        for name, array in case.inputs.items()
-    }
+    def tensor_of(name: str, array: np.ndarray) -> Any:
+        tensor = torch.tensor(array)
+        if array.dtype == np.uint8:  # the bytes of e4m3
+            return tensor.view(torch.float8_e4m3fn)
+        return tensor.to(getattr(torch, dtypes[name])) if name in dtypes else tensor
+
+    return {name: tensor_of(name, array) for name, array in case.inputs.items()}
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    """As float32, but bytes of e4m3."""
+    import torch
+
+    held = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor.float()
+    numbers: np.ndarray = held.numpy()
+    return numbers

@@ -9,5 +9,5 @@ def test_triton_agrees_with_the_reference(interpreter: ProcessPoolExecutor) -> N
     diagnosis = interpreter.submit(doctor_check.check).result()
     assert (diagnosis["status"], diagnosis["reason"]) == ("agrees", "")
     normalizers = ["softmax", "ssa", "adaptive_softmax", "entmax"]
-    assert [each["normalizer"] for each in diagnosis["comparisons"]] == normalizers * 2
-    assert [each["dtype"] for each in diagnosis["comparisons"]] == ["float32"] * 4 + ["int8"] * 4
+    assert [each["normalizer"] for each in diagnosis["comparisons"]] == normalizers * 3
+    assert [each["dtype"] for each in diagnosis["comparisons"]] == ["float32"] * 4 + ["int8"] * 4 + ["fp8"] * 4

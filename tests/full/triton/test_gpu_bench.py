@@ -199,7 +199,7 @@ def test_its_part_for_attention_on_a_tiny_case(
     assert found["wrong"] is False
 
 
-@pytest.mark.parametrize("cache_dtype", ["int8", "float16", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["int8", "float8_e4m3fn", "float16", "bfloat16"])
 def test_caches_of_other_types_are_among_its_cases(interpreter: ProcessPoolExecutor, cache_dtype: str) -> None:
     assert interpreter.submit(bench_check.check, "softmax", cache_dtype).result()["right"] is True
 

@@ -334,9 +334,12 @@ def tensors(case: Case, device: str) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(np.asarray(array), device=device) for name, array in case.inputs.items()}
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(86, "float32"), (90, "bfloat16")])
-def test_kernels_of_int8_caches_have_room(capability: int, dtype: str, tmp_path: Path) -> None:
-    options = Options("softmax", dtype, "int8", 64, 64, 16)
+@pytest.mark.parametrize(
+    ("capability", "dtype", "cache_dtype"),
+    [(86, "float32", "int8"), (90, "bfloat16", "int8"), (80, "float16", "fp8"), (90, "bfloat16", "fp8")],
+)
+def test_kernels_of_scaled_caches_have_room(capability: int, dtype: str, cache_dtype: str, tmp_path: Path) -> None:
+    options = Options("softmax", dtype, cache_dtype, 64, 64, 16)
     for kernel in kernels(options, capability):
         compiled = compile_kernel(kernel, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY[capability] * 1024
@@ -345,7 +348,7 @@ def test_kernels_of_int8_caches_have_room(capability: int, dtype: str, tmp_path:
             said = assembled(compiled, capability, tmp_path)
             assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) < 256, said
         if kernel.name == "decode_stream":
-            # Vectors of integers become operands, and not single bytes.
+            # Vectors of bytes become operands, and not single bytes.
             assert len(re.findall(r"ld\.shared\.[bsu]8", compiled.asm["ptx"])) == 0
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from sharp.plugins import library_path
+from sharp.plugins.ops import e4m3
 from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS, HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK, WITHOUT_SINK
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.normalizers import Normalizer
@@ -195,6 +196,22 @@ def int8_case(case: Case) -> Case:
             np.float32
         )
         inputs[name] = np.clip(np.rint(numbers / scale[:, :, None, None]), -127, 127).astype(np.int8)
+        inputs[scale_name] = scale
+    return replace(case, inputs=inputs)
+
+
+def fp8_case(case: Case, raised: tuple[int, ...] = (1, 2, 2**12)) -> Case:
+    """The case with its caches in fp8, a power of two for each block and head; what is not used holds NaN.
+
+    `raised` are by what scales are larger than they need be: by 2^12 numbers are subnormal.
+    """
+    generator = np.random.default_rng(1)
+    inputs = dict(case.inputs)
+    for name, scale_name in zip(("key_cache", "value_cache"), SCALES, strict=True):
+        largest = np.nan_to_num(np.abs(inputs[name])).max((2, 3))
+        scale = e4m3.scale_of(largest) * generator.choice(raised, largest.shape).astype(np.float32)
+        numbers = inputs[name] / np.where(scale > 0, scale, 1)[:, :, None, None]
+        inputs[name] = np.where(np.isnan(numbers), 0x7F, e4m3.encode(numbers)).astype(np.uint8)
         inputs[scale_name] = scale
     return replace(case, inputs=inputs)
 

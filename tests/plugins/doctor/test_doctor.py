@@ -40,7 +40,7 @@ def test_the_cpu_agrees_with_the_reference(here: dict[str, dict]) -> None:
     assert here[CPU]["status"] == here[STANDARD]["status"] == "agrees"
     compared = [(each["dtype"], each["normalizer"]) for each in here[CPU]["comparisons"]]
     normalizers = ["softmax", "ssa", "adaptive_softmax", "entmax"]
-    assert compared == [(dtype, name) for dtype in ("float32", "float16", "int8") for name in normalizers]
+    assert compared == [(dtype, name) for dtype in ("float32", "float16", "int8", "fp8") for name in normalizers]
     for each in here[CPU]["comparisons"]:
         assert 0 < each["errors"]["output"] < each["limits"]["output"] < 3e-3
         assert each["errors"]["caches"] == 0
@@ -127,7 +127,7 @@ def test_a_library_without_some_kernels_is_not_wrong(monkeypatch: pytest.MonkeyP
 
     def without_int8(case: Case) -> AttentionOutput:
         if case.dtype == "int8":
-            raise RuntimeError("libsharp_cuda.so has no kernel write_int8_cache; compile it with make kernels")
+            raise RuntimeError("libsharp_cuda.so has no kernel write_scaled_cache; compile it with make kernels")
         return whole.run(case)
 
     for dtypes, words in ((("float16", "int8"), "a GPU was checked in part"), (("int8",), "a GPU is absent")):

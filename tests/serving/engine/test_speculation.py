@@ -188,13 +188,14 @@ def test_a_guide_that_ends_inside_a_draft(start_engine, counting):
     assert running.engine.report().accepted_tokens
 
 
-def test_an_int8_cache_drafts_nothing_by_itself(counting):
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_cache_with_scales_drafts_nothing_by_itself(counting, dtype):
     """A draft token would round the tokens of its block anew, as they have one scale."""
     manifest = read_manifest(counting)
     backend = load_backend(counting, manifest, BackendConfig(threads=1, kernels=False))
-    int8 = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": "int8"})})
+    scaled = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": dtype})})
     assert Engine(backend, manifest, None, 8, EngineConfig()).speculative_tokens > 0
-    assert Engine(backend, int8, None, 8, EngineConfig()).speculative_tokens == 0
+    assert Engine(backend, scaled, None, 8, EngineConfig()).speculative_tokens == 0
 
 
 def test_logprobs_are_those_of_every_token(start_engine):

@@ -208,7 +208,7 @@ int64_t elements_of(const Shape& shape) {
 
 Tensor Tensor::of(Type type, Shape shape) {
   Tensor made{type, std::move(shape), nullptr, nullptr};
-  const int64_t shift = type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 ? 4 : bytes_of(type);
+  const int64_t shift = bytes_of(type) == 1 ? 4 : bytes_of(type);
   made.memory.reset(new char[made.bytes() + shift]);
   made.data = made.memory.get() + shift;
   return made;

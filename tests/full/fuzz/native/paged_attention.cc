@@ -51,7 +51,7 @@ void decode(Decoder& decoder, const OrtCustomOp& op, Call& call) {
     }
 
   const Type compute = op.GetInputType(&op, ort::kQuery), cache = op.GetInputType(&op, ort::kKeyCache);
-  const bool int8 = cache == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+  const bool scaled = cache == ort::kInt8 || cache == ort::kFloat8;
   call.inputs.resize(ort::kInputCount);
   const auto set = [&](ort::Input input, std::unique_ptr<Tensor> tensor) { call.inputs[input] = std::move(tensor); };
   set(ort::kQuery, filled(decoder, compute, {tokens, q_heads, head_dim}));
@@ -66,7 +66,7 @@ void decode(Decoder& decoder, const OrtCustomOp& op, Call& call) {
   if (call.attributes.count("normalizer") > 0) set(ort::kHeadParams, head_params(decoder, call, q_heads));
   if (decoder.one_in(3)) set(ort::kAlibiSlopes, filled(decoder, kFloat, {q_heads}));
   if (decoder.one_in(3)) set(ort::kCollectStats, boolean(decoder.one_in(2)));
-  if (int8) {
+  if (scaled) {
     set(ort::kKeyScale, filled(decoder, kFloat, {blocks, kv_heads}));
     set(ort::kValueScale, filled(decoder, kFloat, {blocks, kv_heads}));
   } else if (decoder.one_in(3)) {
