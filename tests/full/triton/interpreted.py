@@ -381,3 +381,22 @@ def _tensors(case: Case | attention_cases.Case, dtypes: dict[str, str]) -> dict[
         name: torch.tensor(array).to(getattr(torch, dtypes[name])) if name in dtypes else torch.tensor(array)
         for name, array in case.inputs.items()
     }
+
+
+def run_specialized(case: Case | attention_cases.Case, dtype: str) -> tuple[dict[str, np.ndarray], int]:
+    """As `run` or `run_attention` with SHARP_SPECIALIZED_PROMPTS=1, and how many tiles `prefill_full` has visited."""
+    from sharp.plugins.triton import launching, specialized
+
+    tiles, once = 0, specialized.stream
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal tiles
+        tiles += 1
+        return once(*arguments)
+
+    launching.SPECIALIZED, specialized.stream = True, counted
+    try:
+        results = run(case, dtype, dtype) if "block_table" in case.inputs else run_attention(case, dtype)
+        return results, tiles
+    finally:
+        launching.SPECIALIZED, specialized.stream = False, once
