@@ -23,7 +23,11 @@ class Arguments(BaseModel):
         1, ge=1, description="Models that a replica holds at a time; the one used longest ago goes for another."
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of every replica for its own /metrics, on the setting host; 0 is any."
+        None,
+        ge=0,
+        le=65535,
+        description="Port of every replica for its own /metrics, on the setting host; 0 is any."
+        " A replica with a GPU adds the number of it.",
     )
     settings: dict[str, Any] = Field(
         default_factory=dict,
