@@ -345,7 +345,7 @@ def routing(result: Row) -> Iterator[str]:
 
 
 def gpu_instructions(result: Row) -> Iterator[str]:
-    """A line per kernel and pass over the keys."""
+    """A line per kernel and pass over the keys; per loop of the kernel that samples."""
     rows = []
     for kernel in result["rows"]:
         for number, one in enumerate(kernel["passes"]):
@@ -365,10 +365,22 @@ def gpu_instructions(result: Row) -> Iterator[str]:
         "barriers": field("barriers"),
         "matrix products": field("products"),
         "cycles": field("cycles", ","),
+        "of special functions": field("special", ","),
+        "of matrix products": field("matrix", ","),
+        "bound": field("bound", ","),
         "of memory": field("memory", ","),
         "estimated x softmax's time": field("ratio", ".2f"),
     }
     yield from table(columns, rows)
+    if of_sampling := result.get("sampling_per_token"):
+        yield ""
+        loops = [{"loop": number, **one} for number, one in enumerate(of_sampling)]
+        columns = {
+            "loop of the sampler": field("loop"),
+            "instructions a token": field("instructions", ".1f"),
+            "special functions": field("special", ".2f"),
+        }
+        yield from table(columns, loops)
 
 
 def gpu(result: Row) -> Iterator[str]:

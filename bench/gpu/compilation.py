@@ -20,18 +20,19 @@ SECONDS = 200  # for all that a section needs; what is missing then is compiled 
 
 @dataclass(frozen=True)
 class Job:
-    """What steps of a phase launch with these options, or with this tile instead of the phase's own."""
+    """What steps of a phase launch with these options, or with this tile instead of the phase's own, or specialized."""
 
     options: Options
     phase: Literal["decode", "prefill"]
     tile: Tile | None = None
+    specialized: bool = False
 
     def kernels(self, capability: int) -> list[Kernel]:
         """The phase's kernels, each once, however often it is launched."""
-        found = kernels(self.options, capability, **{f"{self.phase}_as": self.tile})
+        found = kernels(self.options, capability, **{f"{self.phase}_as": self.tile}, specialized=self.specialized)
         of_prompts = self.phase == "prefill"
         named = {
-            kernel.name: kernel
+            (kernel.name, kernel.constants["OPTIONS"]): kernel
             for kernel in found
             if kernel.name.startswith("write") or ("prefill" in kernel.name or "prompts" in kernel.name) == of_prompts
         }

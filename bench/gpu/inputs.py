@@ -60,6 +60,7 @@ def make_call(
     statistics: bool | None = False,
     sinks: bool = False,
     screened: bool = False,
+    block_size: int = BLOCK_SIZE,
     seed: int = 0,
     **attributes: Any,
 ) -> Call:
@@ -79,6 +80,7 @@ def make_call(
         statistics: what `collect_stats` holds, which served models have; None leaves it out.
         sinks: whether heads have them.
         screened: whether the cache has a key screen.
+        block_size: keys of a cache block.
         seed: of all random numbers.
         attributes: the op's other attributes.
     """
@@ -88,7 +90,7 @@ def make_call(
     def gaussian(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float32 if device == "cpu" else dtype, **options).to(dtype)
 
-    blocks = [-(-(context + new) // BLOCK_SIZE) for context, new in sequences]
+    blocks = [-(-(context + new) // block_size) for context, new in sequences]
     tokens = sum(new for _, new in sequences)
     order = torch.randperm(sum(blocks) + 1, **options).int()
     table = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32, device=device)
@@ -97,13 +99,13 @@ def make_call(
         table[sequence, :count] = order[first : first + count]
         context, new = sequences[sequence]
         positions = torch.arange(context, context + new, device=device)
-        slots.append(table[sequence, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+        slots.append(table[sequence, positions // block_size] * block_size + positions % block_size)
     tensors = {
         "query": gaussian(tokens, q_heads, head_dim),
         "key": gaussian(tokens, kv_heads, head_dim),
         "value": gaussian(tokens, kv_heads, head_dim),
-        "key_cache": gaussian(sum(blocks) + 1, kv_heads, head_dim, BLOCK_SIZE),
-        "value_cache": gaussian(sum(blocks) + 1, kv_heads, BLOCK_SIZE, head_dim),
+        "key_cache": gaussian(sum(blocks) + 1, kv_heads, head_dim, block_size),
+        "value_cache": gaussian(sum(blocks) + 1, kv_heads, block_size, head_dim),
         "slot_mapping": torch.cat(slots).int(),
         "block_table": table,
         "query_start": _integers(np.cumsum([0, *(new for _, new in sequences)]), device),

@@ -3,41 +3,69 @@
 python -m bench.gpu.instructions --output bench/results/gpu_instructions.json
 
 Each pass over the keys is one loop; of prompts that over full tiles is counted, and where a kernel has loops with and
-without statistics those without. `cycles` is what a tile takes a multiprocessor if nothing overlaps: instructions at
-one a cycle of each of its four schedulers, and matrix products at their peak; `memory` is what its keys and values take
-from memory. On a GPU all overlap in part, so `ratio` to softmax over keys of bfloat16 is a guide for changes to a
-kernel, and no measurement: of prompts that of cycles, of decoding that of the larger of both.
+without statistics those without. Of a tile and a multiprocessor
+    issue     cycles of its instructions, one a cycle of each of its four schedulers
+    special   cycles of those that go to the special-function units (MUFU: exponentials, logarithms, reciprocals), 16 a
+              cycle
+    matrix    cycles of its matrix products at their peak
+    memory    cycles that its keys and values take from memory
+    cycles    if nothing overlaps: issue + matrix
+    bound     if all overlaps: the largest of issue, special and matrix
+On a GPU all overlap in part, so `ratio` to softmax over keys of bfloat16 is a guide for changes to a kernel, and no
+measurement: of prompts that of cycles, where warps have tasks (`specialized`) that of bounds, of decoding that of the
+larger of cycles and memory. What `sampling` and `survivors` visit depends on the logits: they count no time.
 """
 
 import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from triton import knobs
 
 from bench.result_file import header, write
-from sharp.plugins.triton import variants
+from sharp.plugins.triton import sampling, variants
 from sharp.plugins.triton.options import Options
 
 # Of sm_90: a multiprocessor multiplies and adds so many pairs of 16 bits a cycle (989 TFLOPS, 132 of them, 1.83 GHz),
 # and reads so many bytes (3.35 TB/s).
-CAPABILITY, PRODUCTS_PER_CYCLE, SCHEDULERS, BYTES_PER_CYCLE = 90, 2048, 4, 13.9
-Phase = Literal["prefill", "decode"]
-# In the order of the code; how often a tile of keys is visited by each (entmax at alpha 1.5 in bfloat16).
-PASSES = {
-    "softmax": {"stream": 1},
-    "ssa": {"fixed": 1, "stream": 0},  # the second where weights have left float32's range
-    "adaptive_softmax": {"observe": 1, "settled": 1},
-    "entmax": {"aim": 1, "count": 1, "settled": 1},
+CAPABILITY, PRODUCTS_PER_CYCLE, SCHEDULERS, SPECIAL_PER_CYCLE, BYTES_PER_CYCLE = 90, 2048, 4, 16, 13.9
+Phase = Literal["prefill", "specialized", "split", "decode", "screen"]
+# The kernels of a phase that have loops with matrix products, and their passes in the order of the code; how often a
+# tile of keys is visited by each (entmax at alpha 1.5 in bfloat16).
+KERNELS: dict[Phase, dict[str, dict[str, dict[str, int]]]] = {
+    "prefill": {
+        "softmax": {"prefill": {"stream": 1}},
+        "ssa": {"prefill": {"fixed": 1, "stream": 0}},  # the second where weights have left float32's range
+        "adaptive_softmax": {"prefill": {"observe": 1, "settled": 1}},
+        "entmax": {"prefill": {"aim": 1, "count": 1, "settled": 1}},
+    },
+    "specialized": {name: {"prefill_full": {"stream": 1}} for name in ("softmax", "ssa")},
+    "split": {
+        "adaptive_softmax": {"prefill_observe": {"observe": 1}, "prefill_settled": {"settled": 1}},
+        "entmax": {"prefill_observe": {"aim": 1}, "prefill_count": {"count": 1}, "prefill_settled": {"settled": 1}},
+    },
+    "decode": {
+        "softmax": {"decode_stream": {"stream": 1}},
+        "ssa": {"decode_stream": {"stream": 1}},
+        "adaptive_softmax": {"decode_observe": {"observe": 1}, "decode_settled": {"settled": 1}},
+        "entmax": {"decode_observe": {"observe": 1}, "decode_settled": {"settled": 1}},
+    },
+    "screen": {
+        "entmax": {
+            "decode_screen": {"screen": 1},
+            "decode_survivors": {"survivors": 0},
+            "decode_settled": {"settled": 1},
+        }
+    },
 }
-DECODE = {"softmax": ("stream",), "ssa": ("stream",)} | dict.fromkeys(
-    ("adaptive_softmax", "entmax"), ("observe", "settled")
-)
+PROMPTS = ("prefill", "specialized", "split")
+WITHOUT_VALUES = ("observe", "aim", "count", "screen", "survivors")
+NAMES = [*KERNELS["decode"]]
 # Of query and, where it is another, cache.
 TYPES = ("bfloat16", "bfloat16/int8", "float16/int8", "float32/int8", "bfloat16/fp8", "float16/fp8", "float32/fp8")
 BYTES = {"float32": 4, "int8": 1, "fp8": 1}
@@ -53,8 +81,20 @@ class Pass:
     spills: int  # of them loads and stores of registers that there are too few of
     barriers: int  # and waits for other warps
     products: int  # of matrices in 16 bits, or as long as such: queries with keys, and weights with values
-    cycles: int
+    issue: int
+    special: int
+    matrix: int
     memory: int
+
+    @property
+    def cycles(self) -> int:
+        """If nothing overlaps."""
+        return self.issue + self.matrix
+
+    @property
+    def bound(self) -> int:
+        """If all overlaps, but for memory."""
+        return max(self.issue, self.special, self.matrix)
 
 
 @dataclass(frozen=True)
@@ -74,13 +114,21 @@ class Kernel:
     def cycles(self) -> float:
         """Of a multiprocessor for a row and a key, or of decoding for a key."""
         rows, keys = self.tile
-        if self.phase == "prefill":
+        if self.phase == "specialized":
+            return self.bound
+        if self.phase in PROMPTS:
             return sum(one.visits * one.cycles for one in self.passes) / (rows * keys)
         return sum(one.visits * max(one.cycles, one.memory) for one in self.passes) / keys
 
+    @property
+    def bound(self) -> float:
+        """The same if all overlaps; of prompts."""
+        rows, keys = self.tile
+        return sum(one.visits * one.bound for one in self.passes) / (rows * keys)
 
-def loops(listing: str) -> list[Counter[str]]:
-    """The instructions of every innermost loop with matrix products, in the code's order."""
+
+def loops(listing: str, products: bool = True) -> list[Counter[str]]:
+    """The instructions of every innermost loop with matrix products, or all that load, in the code's order."""
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z]\S*)\s*(.*?);", listing)
     index = {int(address, 16): number for number, (address, _, _) in enumerate(found)}
     bounds = []
@@ -88,9 +136,18 @@ def loops(listing: str) -> list[Counter[str]]:
         target = re.search(r"0x([0-9a-f]+)", operands)
         if name.startswith("BRA") and target and (begin := index.get(int(target[1], 16), number)) < number:
             bounds.append((begin, number))
-    innermost = [(begin, end) for begin, end in bounds if not any(begin < b and e < end for b, e in bounds)]
-    bodies = [Counter(name.split(".")[0] for _, name, _ in found[begin : end + 1]) for begin, end in sorted(innermost)]
-    return [body for body in bodies if body["HGMMA"] or body["HMMA"]]
+    bodies = {
+        (begin, end): Counter(name.split(".")[0] for _, name, _ in found[begin : end + 1]) for begin, end in bounds
+    }
+    # Of a kernel whose warps wait for each other such loops have loops in them, that wait.
+    opcodes = ("HGMMA", "HMMA") if products else ("LDG",)
+    of_tiles = [one for one, body in bodies.items() if any(body[name] for name in opcodes)]
+    innermost = [
+        (begin, end)
+        for begin, end in of_tiles
+        if not any((begin, end) != one and begin <= one[0] and one[1] <= end for one in of_tiles)
+    ]
+    return [bodies[one] for one in sorted(innermost)]
 
 
 def without_statistics(bodies: list[Counter[str]], expected: int) -> list[Counter[str]]:
@@ -118,35 +175,64 @@ def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str
     """Compile what a phase launches, as it is shipped, and count."""
     power = "two" if normalizer == "entmax" else ""
     dtype, _, cache = types.partition("/")
-    options = Options(normalizer, dtype, cache or dtype, head_dim, head_dim, 16, statistics=True, power=power)
-    launched = {one.name: one for one in variants.kernels(options, CAPABILITY)}
-    found: list[tuple[str, int, variants.Kernel, Counter[str]]] = []
-    listings = []
-    if phase == "prefill":
-        kernel = launched["prefill"]
-        listings.append(compiled(kernel))
-        # A pass has two loops: first over tiles that some row does not see whole, with masks, then over full ones.
-        full = without_statistics(loops(listings[0]), 2 * len(PASSES[normalizer]))[1::2]
-        found = [(name, n, kernel, body) for (name, n), body in zip(PASSES[normalizer].items(), full, strict=True)]
-    else:
-        for name in DECODE[normalizer]:
-            kernel = launched[f"decode_{name}"]
-            listings.append(compiled(kernel))
-            found.append((name, 1, kernel, without_statistics(loops(listings[-1]), 1)[0]))
-    used = found[0][2].constants["OPTIONS"]
-    rows, keys, width = used.rows, used.keys, used.head_width
-    passes = []
-    for name, visits, kernel, body in found:
-        of_keys, of_values = name != "settled" or phase == "prefill", name not in ("observe", "aim", "count")
-        products = products_of(types, of_keys, of_values)
-        issued = body.total() * kernel.warps // SCHEDULERS
-        cycles = issued + products * rows * keys * width // PRODUCTS_PER_CYCLE
-        read = (of_keys + of_values) * keys * width * BYTES.get(cache or dtype, 2)
-        spills, barriers = body["LDL"] + body["STL"], body["BAR"]
-        memory = int(read / BYTES_PER_CYCLE)
-        passes.append(Pass(name, visits, body.total(), spills, barriers, products, cycles, memory))
-    registers = max(int(number) for listing in listings for number in re.findall(r"REG:(\d+)", listing))
-    return Kernel(phase, normalizer, dtype, cache or dtype, (rows, keys), found[0][2].warps, registers, passes)
+    block_size = 128 if phase == "specialized" else 16
+    options = Options(normalizer, dtype, cache or dtype, head_dim, head_dim, block_size, True, power=power)
+    options = replace(options, screened=phase == "screen")
+    launched: dict[str, variants.Kernel] = {}
+    for one in variants.kernels(options, CAPABILITY, specialized=phase == "specialized"):
+        launched.setdefault(one.name, one)
+    passes, registers = [], []
+    for function, names in KERNELS[phase][normalizer].items():
+        kernel = launched[function]
+        used = kernel.constants["OPTIONS"]
+        listing = compiled(kernel)
+        registers += [int(number) for number in re.findall(r"REG:(\d+)", listing)]
+        for name, body in zip(names, full_loops(listing, phase, function, len(names)), strict=True):
+            # The kernel's own warps load where others, two for each, have the rows.
+            warps = 2 * kernel.warps if phase == "specialized" else kernel.warps
+            passes.append(counted(name, names[name], body, warps, phase, types, used))
+    return Kernel(phase, normalizer, dtype, cache or dtype, (used.rows, used.keys), warps, max(registers), passes)
+
+
+def full_loops(listing: str, phase: Phase, function: str, passes: int) -> list[Counter[str]]:
+    """The loops over full tiles of a kernel's passes."""
+    bodies = loops(listing)
+    if phase not in PROMPTS:
+        return without_statistics(bodies, passes)
+    # A pass has two loops: first over tiles that some row does not see whole, with masks, then over full ones; or they
+    # are one for each group of specialized warps, which are alike. Parts of entmax have one more, that they start from.
+    seeded = function == "prefill_observe" and len(bodies) % 3 == 0
+    return without_statistics(bodies, 3 if seeded else 2 * passes)[2 if seeded else 1 :: 2]
+
+
+def counted(name: str, visits: int, body: Counter[str], warps: int, phase: Phase, types: str, used: Options) -> Pass:
+    """A pass by the instructions of its loop."""
+    of_keys, of_values = name != "settled" or phase in PROMPTS, name not in WITHOUT_VALUES
+    products = products_of(types, of_keys, of_values)
+    read = (of_keys + of_values) * used.keys * used.head_width * BYTES.get(used.cache_dtype, 2)
+    if name == "screen":
+        read = used.keys * (4 * used.quads + 8)
+    return Pass(
+        name,
+        visits,
+        instructions=body.total(),
+        spills=body["LDL"] + body["STL"],
+        barriers=body["BAR"],
+        products=products,
+        issue=body.total() * warps // SCHEDULERS,
+        special=body["MUFU"] * warps * 32 // SPECIAL_PER_CYCLE,
+        matrix=products * used.rows * used.keys * used.head_width // PRODUCTS_PER_CYCLE,
+        memory=int(read / BYTES_PER_CYCLE),
+    )
+
+
+def sampling_loops() -> tuple[int, list[Counter[str]]]:
+    """How many tokens of a tile a thread of the kernel that samples has, and its loops over them."""
+    signature = {**sampling.ARGUMENTS} | dict.fromkeys(sampling.CONSTANTS, "constexpr")
+    kernel = variants.Kernel(
+        sampling.sample_rows, signature, sampling.CONSTANTS, sampling.WARPS, 2, lambda _: (1, 1, 1)
+    )
+    return sampling.CONSTANTS["TILE"] // (32 * sampling.WARPS), loops(compiled(kernel), products=False)
 
 
 def products_of(types: str, of_keys: bool, of_values: bool) -> int:
@@ -156,39 +242,48 @@ def products_of(types: str, of_keys: bool, of_values: bool) -> int:
     return of_keys * queries + of_values * weights
 
 
-def cases(names: tuple[str, ...]) -> list[tuple[str, Phase, str]]:
+def cases(names: tuple[str, ...], phases: tuple[Phase, ...]) -> list[tuple[str, Phase, str]]:
     """Normalizer, phase and types: softmax also over caches in 8 bits."""
-    phases: tuple[Phase, ...] = ("prefill", "decode")
     return [
         (name, phase, types)
         for phase in phases
         for name in names
-        for types in (TYPES if name == "softmax" else TYPES[:1])
+        if name in KERNELS[phase]
+        for types in (TYPES if name == "softmax" and phase in ("prefill", "decode") else TYPES[:1])
     ]
 
 
 @click.command()
 @click.option("--head-dim", type=click.IntRange(16, 256), default=128, show_default=True)
-@click.option("--normalizer", "names", type=click.Choice(list(PASSES)), multiple=True, default=list(PASSES))
+@click.option("--normalizer", "names", type=click.Choice(NAMES), multiple=True, default=NAMES)
+@click.option("--phase", "phases", type=click.Choice([*KERNELS]), multiple=True, default=[*KERNELS])
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the result as JSON.")
-def main(head_dim: int, names: tuple[str, ...], output: Path | None) -> None:
+def main(head_dim: int, names: tuple[str, ...], phases: tuple[Phase, ...], output: Path | None) -> None:
     """Count the instructions of the kernels on sm_90."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     softmax: dict[str, float] = {}
-    for name, phase, types in cases(names):
-        if phase not in softmax:
-            softmax[phase] = inspect("softmax", head_dim, phase).cycles
+    for name, phase, types in cases(names, phases):
         kernel = inspect(name, head_dim, phase, types)
-        ratio = kernel.cycles / softmax[phase]
+        yardstick: Phase = "decode" if phase == "screen" else "prefill" if phase == "split" else phase
+        if yardstick not in softmax:
+            softmax[yardstick] = inspect("softmax", head_dim, yardstick).cycles
+        ratio = kernel.cycles / softmax[yardstick]
         print(f"{phase} {name} {types}: {ratio:.2f} times softmax, {kernel.registers} registers, tile {kernel.tile}")
         for one in kernel.passes:
             print(
-                f"  {one.name:8} {one.instructions:5} instructions, {one.barriers} barriers, {one.products} products, "
-                f"{one.cycles} cycles, {one.memory} of memory"
+                f"  {one.name:9} {one.instructions:5} instructions, {one.barriers} barriers, {one.products} products; "
+                f"cycles: issue {one.issue}, special {one.special}, matrix {one.matrix}, memory {one.memory}"
             )
-        rows.append(asdict(kernel) | {"cycles_per_logit": kernel.cycles, "ratio": ratio})
+        passes = [asdict(one) | {"cycles": one.cycles, "bound": one.bound} for one in kernel.passes]
+        rows.append(asdict(kernel) | {"passes": passes, "cycles_per_logit": kernel.cycles, "ratio": ratio})
+    tokens, bodies = sampling_loops()
+    for number, body in enumerate(bodies):
+        each, special = body.total() / tokens, body["MUFU"] / tokens
+        print(f"sampling, loop {number}: {each:.1f} instructions a token, {special:g} special")
+    of_sampling = [{"instructions": body.total() / tokens, "special": body["MUFU"] / tokens} for body in bodies]
     packages = ("sharp-attention", "triton")
-    write(output, header("gpu_instructions", packages) | {"head_dim": head_dim, "target": "sm_90a", "rows": rows})
+    about = {"head_dim": head_dim, "target": "sm_90a", "sampling_per_token": of_sampling}
+    write(output, header("gpu_instructions", packages) | about | {"rows": rows})
 
 
 if __name__ == "__main__":

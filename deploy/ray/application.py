@@ -26,7 +26,8 @@ class Arguments(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Port of every replica for its own /metrics, on the setting host; 0 is any.",
+        description="Port of every replica for its own /metrics, on the setting host; 0 is any."
+        " A replica with a GPU adds the number of it.",
     )
     settings: dict[str, Any] = Field(
         default_factory=dict,

@@ -116,7 +116,10 @@ class ModelServer:
         await self._model("")
         if metrics_port is not None:
             app = Starlette(routes=[metrics_route(self._metrics)])
-            self._metrics_server = HttpServer(app, config, metrics_port, name="metrics_port")
+            # Replicas of one machine cannot share a port.
+            gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            port = metrics_port + int(gpus[0]) if metrics_port and gpus else metrics_port
+            self._metrics_server = HttpServer(app, config, port, name="metrics_port")
             await self._metrics_server.start()
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
 

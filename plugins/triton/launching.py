@@ -1,5 +1,6 @@
 """What the ops' wrappers for PyTorch share: options, arguments and launches."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -40,6 +41,7 @@ from sharp.plugins.triton.variants import (
 MOST_ALPHA = 4.0  # of entmax: weights next to the threshold are roots of order alpha - 1 of differences in float32
 INTEGERS = ("plan", "tiles")  # scratch memory of these
 
+SPECIALIZED = os.environ.get("SHARP_SPECIALIZED_PROMPTS") == "1"  # `specialized.py`, until a GPU has timed it
 INTERPRETED = (90, 4)  # capability and multiprocessors that Triton's interpreter, which has no device, stands for
 
 
@@ -150,7 +152,7 @@ def run_kernels(options: Options, shapes: Shapes, device: torch.device, given: d
     for name, argument in given.items():
         if isinstance(argument, Tensor) and not argument.is_contiguous():
             raise InputError(f"{name} is not contiguous; the kernels read and write whole tensors: give a copy")
-    launches = _kernels(options, device_of(device)[0])
+    launches = _kernels(options, device_of(device)[0], SPECIALIZED)
     prompt = prompt_options(launches)
     buffers = scratch(options, shapes, prompt)
     arguments = given | {
@@ -184,14 +186,20 @@ def launch(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
         raise InputError(
             "query is on the CPU; the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 to try them"
         )
+    triton.set_allocator(_allocate)
     arguments = arguments | {"stage": kernel.stage}
     given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}
     kernel.function[kernel.grid(shapes)](**given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages)
 
 
 @lru_cache(maxsize=256)
-def _kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
-    return kernels(options, capability)
+def _kernels(options: Options, capability: int, specialized: bool) -> tuple[Kernel, ...]:
+    return kernels(options, capability, specialized=specialized)
+
+
+def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Memory for tensor descriptors that a kernel makes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 @cache

@@ -42,6 +42,7 @@ class Options:
     rows: int = 16
     keys: int = 64
     screened: bool = False  # entmax over a cache with a key screen
+    specialized: bool = False  # of prompts: `specialized.py` visits full tiles before
     spread: bool = False  # sums are kept for every place of a tile, and added up behind the loop
     code: str = field(default=_CODE, init=False)  # Triton's cache sees the fields, and not what the properties compute
 

@@ -10,7 +10,8 @@ chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Pass
                              output follows after one step, and both are repeated where its weights' sum is off
 Where a step has so few tiles that most of the device would idle, as a question about a long text that is in the cache
 already, the keys are split over programs as in decoding, and `merge.py` puts the parts together: here for all that
-takes one pass, for adaptive softmax and entmax in `split_prefill.py`.
+takes one pass, for adaptive softmax and entmax in `split_prefill.py`. Under `Options.specialized` the kernel of
+`specialized.py` has visited full tiles before.
 """
 
 import triton
@@ -48,6 +49,7 @@ from sharp.plugins.triton.normalizers import (
 )
 from sharp.plugins.triton.rows import row_bounds, rows_of_part
 from sharp.plugins.triton.solve import MOST_STEPS
+from sharp.plugins.triton.specialized import add_full_tiles, full_tiles
 from sharp.plugins.triton.walk import aim, walk
 
 INTEGERS = (
@@ -117,9 +119,12 @@ def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.cons
 
 @triton.jit
 def attend_tile(
-    bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
+    bounds, source, sink, polynomial, tiles, exists, visible, found, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
 ):
-    """The state of the rows of a tile behind all keys, their inverse temperatures, and the weights of their sinks."""
+    """The state of the rows of a tile behind all keys, their inverse temperatures, and the weights of their sinks.
+
+    `found` is what `add_full_tiles` adds to the state where full tiles have been visited before.
+    """
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
     if OPTIONS.solves:
@@ -138,14 +143,21 @@ def attend_tile(
     else:
         # Steps with statistics are few, and the two loops in each branch would compile twice as long.
         FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS
-        state = walk(bounds, source, unused, unused, OPTIONS, "fixed" if FIXED else "stream", "all", STATISTICS)
+        BEFORE: tl.constexpr = OPTIONS.specialized and not STATISTICS
+        FULL: tl.constexpr = "none" if BEFORE else "all"
+        state = walk(bounds, source, unused, unused, OPTIONS, "fixed" if FIXED else "stream", FULL, STATISTICS)
         if FIXED:
             lost = exists & (visible > 0) & ~within_range(state[1], state[7])
             if tl.max(lost.to(tl.int32)) > 0:
-                state = walk(bounds, source, unused, unused, OPTIONS, "stream", "all", STATISTICS)
+                state = walk(bounds, source, unused, unused, OPTIONS, "stream", FULL, STATISTICS)
         peak, total, weighted_log, highest, lowest, _, support, output, opposed = state
         if FIXED:  # weights as they are have the peak 0, but in rows that another part must not be measured by
             peak = tl.where((peak == -float("inf")) & (visible > 0), 0.0, peak)
+        if BEFORE:
+            state = (peak, total, weighted_log, highest, lowest, visible, support, output, opposed)
+            sums, outputs, rows, stored = found
+            state = add_full_tiles(state, sums, outputs, rows, stored, source[3][0], OPTIONS)
+            peak, total, weighted_log, highest, lowest, visible, support, output, opposed = state
         if OPTIONS.peak_is_highest:
             highest = peak
         of_sink = total * 0.0
@@ -363,10 +375,25 @@ def prefill(
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
     tensors = (output, stats, sums, outputs, columns)
+    found = (sums, outputs, rows, exists)
     if collects(collect_stats, OPTIONS):
         if OPTIONS.statistics:
-            state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, True)
+            state, beta, of_sink = attend_tile(
+                bounds, source, sink, polynomial, tiles, exists, visible, found, OPTIONS, True
+            )
             store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, True)
     else:
-        state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, False)
+        if OPTIONS.specialized:
+            token = first // group // OPTIONS.rows * OPTIONS.rows
+            context = context_of(context_lens, sequence, max_blocks, OPTIONS)
+            held = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
+            place = (block_table, sequence, max_blocks, slots, tl.program_id(1), kv_heads)
+            full_low, full_high, _ = full_tiles(token, count, context, held, caches, place, window, causal, OPTIONS)
+            some = full_low < full_high
+            found = (sums, outputs, rows, exists & some)
+            low, _, _, high = bounds
+            bounds = (low, tl.where(some, full_low, low), tl.where(some, full_high, low), high)
+        state, beta, of_sink = attend_tile(
+            bounds, source, sink, polynomial, tiles, exists, visible, found, OPTIONS, False
+        )
         store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, False)

@@ -43,8 +43,9 @@ from sharp.plugins.triton.present import write_present
 from sharp.plugins.triton.screen import decode_screen, decode_survivors
 from sharp.plugins.triton.screen_write import write_screened_cache
 from sharp.plugins.triton.solve import decode_solve
+from sharp.plugins.triton.specialized import prefill_full
 from sharp.plugins.triton.split_prefill import prefill_count, prefill_observe, prefill_settled
-from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
+from sharp.plugins.triton.tiles import MOST_PROMPT_ROWS, Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 CACHE_DTYPES = DTYPES | {"int8": "i8", "fp8": "u8"}
@@ -60,6 +61,7 @@ FUNCTIONS = (
     merge_prompts,
     prefill,
     prefill_count,
+    prefill_full,
     prefill_observe,
     prefill_settled,
     write_cache,
@@ -178,6 +180,24 @@ def prompt_parts(prompt: Options, shapes: Shapes) -> int:
     return max(1, min(shapes.multiprocessors // programs, longest, MOST_PARTS))
 
 
+def can_specialize(options: Options, tile: Tile, capability: int) -> bool:
+    """Whether `specialized.py` has a kernel for prompts with these options and tiles."""
+    return (
+        capability == 90
+        and options.normalizer in ("softmax", "ssa")
+        and options.dtype == options.cache_dtype != "float32"
+        and options.head_dim == options.value_dim in (64, 128)
+        and options.scaled_late
+        and (options.contiguous or options.block_size == tile.keys)
+        and tile.rows == MOST_PROMPT_ROWS
+    )
+
+
+def is_specialized(prompt: Options, shapes: Shapes) -> bool:
+    """Whether full tiles of prompts are visited before all others: a tile's rows must be of whole tokens."""
+    return prompt.specialized and prompt_parts(prompt, shapes) == 1 and prompt.rows % shapes.group == 0
+
+
 def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]:
     """Number of float32, in `plan` and `tiles` of int32, in each scratch buffer; the kernels say what they hold.
 
@@ -187,7 +207,8 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
     rows, keys = tokens * shapes.q_heads, shapes.max_blocks * options.block_size
     parts = items(options, shapes) * max(1, most_tokens(shapes)) * shapes.q_heads
     of_prompts = prompt_parts(prompt, shapes)
-    split = shapes.tokens * shapes.q_heads * of_prompts if of_prompts > 1 else 0
+    kept = of_prompts > 1 or is_specialized(prompt, shapes)
+    split = shapes.tokens * shapes.q_heads * of_prompts if kept else 0
     sizes = {
         "plan": 1 + units(shapes) + items(options, shapes),
         "sums": max(parts, split * options.sets_of_sums) * 8,
@@ -203,11 +224,16 @@ def scratch(options: Options, shapes: Shapes, prompt: Options) -> dict[str, int]
 
 
 def kernels(
-    options: Options, capability: int, decode_as: Tile | None = None, prefill_as: Tile | None = None
+    options: Options,
+    capability: int,
+    decode_as: Tile | None = None,
+    prefill_as: Tile | None = None,
+    specialized: bool = False,
 ) -> tuple[Kernel, ...]:
     """The launches of one call, in order, for a device of this compute capability (80, 86, 89, 90, 100, 120).
 
-    The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried.
+    The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried. Prompts are `specialized`
+    where they can be.
     """
     hash_functions()
     types = _types(options)
@@ -215,6 +241,8 @@ def kernels(
     prompt_tile = prefill_as or prefill_tile(options, capability)
     decode = replace(options, rows=decoding_tile.rows, keys=decoding_tile.keys, spread=True)
     prompt = replace(options, rows=prompt_tile.rows, keys=prompt_tile.keys)
+    specialized = specialized and can_specialize(options, prompt_tile, capability)
+    special = replace(prompt, specialized=specialized)
 
     def kernel(
         function: Any,
@@ -364,20 +392,38 @@ def kernels(
             function,
             arguments,
             grid,
-            (constants or {}) | {"OPTIONS": prompt},
+            {"OPTIONS": prompt} | (constants or {}),
             warps=prompt_tile.warps,
             stages=prompt_tile.stages,
             **rest,
         )
 
-    prompts = of_prompts(
-        prefill,
-        "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-        " alibi_slopes collect_stats output stats sums outputs tiles"
-        " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters columns window causal"
-        " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
-        needed=lambda shapes: prompts_needed(options, shapes) and not (options.solves and split(shapes)),
-    )
+    def of_all_tiles(prompt: Options) -> Kernel:
+        return of_prompts(
+            prefill,
+            "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
+            " alibi_slopes collect_stats output stats sums outputs tiles"
+            " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters columns window causal"
+            " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
+            {"OPTIONS": prompt},
+            needed=lambda shapes: (
+                prompts_needed(options, shapes)
+                and not (options.solves and split(shapes))
+                and prompt.specialized == is_specialized(special, shapes)
+            ),
+        )
+
+    prompts: tuple[Kernel, ...] = (of_all_tiles(prompt),)
+    if specialized:
+        full = kernel(
+            prefill_full,
+            "query key_cache value_cache block_table query_start context_lens head_params collect_stats sums outputs"
+            " tokens sequences q_heads kv_heads max_blocks slots most_tokens parameters window causal scale",
+            lambda shapes: (shapes.tokens // prompt.rows + shapes.sequences, shapes.q_heads, 1),
+            {"OPTIONS": special},
+            needed=lambda shapes: prompts_needed(options, shapes) and is_specialized(special, shapes),
+        )
+        prompts = (full, of_all_tiles(special), *prompts)
     passes: list[Kernel] = []
     if options.solves:
         passes.append(
@@ -426,7 +472,7 @@ def kernels(
         needed=split,
         stage=max(0, len(passes) - 1),
     )
-    return store, *decoding, merging, prompts, *passes, merging_prompts
+    return store, *decoding, merging, *prompts, *passes, merging_prompts
 
 
 def prompt_options(launches: Sequence[Kernel]) -> Options:

@@ -63,6 +63,7 @@ class Replica:
     node: str
     address: str
     metrics: str
+    gpu: str = ""
 
     def total(self, name, model="counting"):
         """The sum of a metric as Prometheus would read it now."""
@@ -106,11 +107,11 @@ class Sharp:
         )
         self.deploy(**options)
 
-    def deploy(self, version="1", **options):
+    def deploy(self, version="1", server=SlowServer, metrics_port=0, **options):
         """Deploy with other options; another version replaces the replicas, as other arguments do in `serve deploy`."""
         arguments = Arguments(
             models=[str(folder) for folder in self._models],
-            metrics_port=0,
+            metrics_port=metrics_port,
             settings={"kernels": False, "attention_interval": 0, "grace_seconds": 1} | self._settings,
         )
         known = {
@@ -121,7 +122,7 @@ class Sharp:
             "graceful_shutdown_wait_loop_s": 0.1,
             "health_check_period_s": 1,
         }
-        deployment = ModelServer.options(func_or_class=SlowServer, version=version, _internal=True, **known | options)
+        deployment = ModelServer.options(func_or_class=server, version=version, _internal=True, **known | options)
         serve.run(deployment.bind(**arguments.model_dump()), name="sharp")
 
     @contextmanager

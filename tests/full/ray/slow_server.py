@@ -28,12 +28,18 @@ class SlowServer(ModelServer.func_or_class):
 
         Engine.step = slow_step
         await super().__init__(*arguments, **options)
-        context = serve.get_replica_context()
-        text = {
-            "pid": os.getpid(),
-            "actor": context.replica_id.to_full_id_str(),
-            "node": ray.get_runtime_context().get_node_id(),
-            "address": ray.util.get_node_ip_address(),
-            "metrics": f"http://127.0.0.1:{self._metrics_server.port}/metrics",
-        }
-        (folder / context.replica_id.unique_id).write_text(json.dumps(text))
+        announce(self)
+
+
+def announce(server, **more):
+    """Say who and where a replica is."""
+    context = serve.get_replica_context()
+    text = {
+        "pid": os.getpid(),
+        "actor": context.replica_id.to_full_id_str(),
+        "node": ray.get_runtime_context().get_node_id(),
+        "address": ray.util.get_node_ip_address(),
+        "metrics": f"http://127.0.0.1:{server._metrics_server.port}/metrics",
+        **more,
+    }
+    (Path(os.environ[FOLDER]) / context.replica_id.unique_id).write_text(json.dumps(text))

@@ -21,6 +21,7 @@ from tests.full.ray.conftest import IMAGE
 (SERVICE,) = yaml.safe_load_all((KUBERNETES / "overlays" / "ray" / "ray-service.yaml").read_text())
 CONFIGURATIONS = {
     "serve.yaml": (ROOT / "deploy" / "ray" / "serve.yaml").read_text(),
+    "gpus.yaml": (ROOT / "deploy" / "ray" / "gpus.yaml").read_text(),
     "RayService": SERVICE["spec"]["serveConfigV2"],
 }
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]

@@ -98,7 +98,7 @@ def main() -> None:
         few = {
             speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
             sampling: {"VOCABULARIES": (257,), "ROWS": (1, 3)},
-            tiles: {"NORMALIZERS": ("entmax",)},
+            tiles: {"NORMALIZERS": ("entmax",), "SPECIALIZED": ("softmax",)},
             shapes: {"NORMALIZERS": ("softmax", "entmax"), "BATCHES": dict([*shapes.BATCHES.items()][-2:])},
         }
         for module, names in few.items():

@@ -403,3 +403,22 @@ def _numbers(tensor: Any) -> np.ndarray:
     held = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor.float()
     numbers: np.ndarray = held.numpy()
     return numbers
+
+
+def run_specialized(case: Case | attention_cases.Case, dtype: str) -> tuple[dict[str, np.ndarray], int]:
+    """As `run` or `run_attention` with SHARP_SPECIALIZED_PROMPTS=1, and how many tiles `prefill_full` has visited."""
+    from sharp.plugins.triton import launching, specialized
+
+    tiles, once = 0, specialized.stream
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal tiles
+        tiles += 1
+        return once(*arguments)
+
+    launching.SPECIALIZED, specialized.stream = True, counted
+    try:
+        results = run(case, dtype, dtype) if "block_table" in case.inputs else run_attention(case, dtype)
+        return results, tiles
+    finally:
+        launching.SPECIALIZED, specialized.stream = False, once

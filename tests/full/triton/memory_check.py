@@ -95,11 +95,12 @@ class MemoryCheck:
         load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
         check = self
 
-        def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
-            chosen = mask.data.astype(bool)  # of a mask that a number takes part in the interpreter makes integers
+        def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+            bits = mask if isinstance(mask, np.ndarray) else mask.data  # a tensor descriptor's is an array
+            chosen = bits.astype(bool)  # of a mask that a number takes part in the interpreter makes integers
             check.add(builder.grid_idx, pointers.data[chosen])
-            loaded = load(builder, pointers, mask, other, *rest)
-            if other is None and mask.data.size > 1:  # what is not read is anything; the interpreter has no scalar 0
+            loaded = load(builder, pointers, mask, other, *rest, **named)
+            if other is None and bits.size > 1:  # what is not read is anything; the interpreter has no scalar 0
                 loaded.data[~chosen] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
             return loaded
 
