@@ -67,8 +67,8 @@ def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
                 yield from cases.run(named, partial(_time, phase, normalizer, sequences, tile))
     for normalizer in SPECIALIZED:
         for shown in ("own", "specialized"):
-            named = {"phase": "prefill", "normalizer": normalizer, "block_size": SPECIALIZED_BLOCK, "tile": shown}
-            yield from cases.run(named, partial(_time_specialized, normalizer, shown == "specialized"))
+            kind = {"phase": "prefill", "normalizer": normalizer, "block_size": SPECIALIZED_BLOCK, "tile": shown}
+            yield from cases.run(kind, partial(_time_specialized, normalizer, shown == "specialized"))
 
 
 def _time_specialized(normalizer: str, on: bool) -> Iterator[dict[str, Any]]:
