@@ -40,6 +40,7 @@ from sharp.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
 ABORT_SECONDS = 10.0
+HIGHEST_PORT = 65535
 
 
 class LoadedModel:
@@ -118,7 +119,12 @@ class ModelServer:
             app = Starlette(routes=[metrics_route(self._metrics)])
             # Replicas of one machine cannot share a port.
             gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-            port = metrics_port + int(gpus[0]) if metrics_port and gpus else metrics_port
+            index = int(gpus[0]) if gpus and gpus[0].isdecimal() else 0  # of a GPU that CUDA_VISIBLE_DEVICES names: 0
+            port = metrics_port + index if metrics_port else 0
+            if port > HIGHEST_PORT:
+                raise InputError(
+                    f"metrics_port is {metrics_port}, but GPU {index} would need {port}; choose a lower one"
+                )
             self._metrics_server = HttpServer(app, config, port, name="metrics_port")
             await self._metrics_server.start()
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)

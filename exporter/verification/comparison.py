@@ -143,10 +143,13 @@ class Comparison:
         wrong = [
             f"{name} by {one.largest:.1e}" for name, one in self.cached.items() if not one.largest <= allowed.cached
         ]
+        far = [f"{name} by {one.mean:.1e}" for name, one in self.cached.items() if not one.mean <= allowed.mean_logits]
         if wrong:
             said += f", cached {' and '.join(wrong)} ({allowed.cached:.1e} allowed)"
         if allowed.mean_logits == math.inf:
             return said
+        if far:
+            said += f", cached in the mean {' and '.join(far)} ({allowed.mean_logits:.1e} allowed)"
         return (
             f"{said}, their means by {self.mean_logits_error:.1e} ({allowed.mean_logits:.1e} allowed) and "
             f"{self.mean_entropy_error:.1e} ({allowed.mean_entropy:.1e} allowed)"

@@ -68,10 +68,12 @@ def _of_precision(options: GraphOptions, *, quantized: bool) -> Tolerance:
     if quantized and options.quantize is not None:
         parts.append(OF_PRECISION[options.quantize])
     perplexity = max(part.perplexity for part in parts)
-    if len(parts) == 3:  # its errors are the largest by far
-        return Tolerance(parts[-1].difference, perplexity, BETWEEN_RUNTIMES)
+    differences = [part.difference for part in parts]
     logits, entropy, cached = (
-        max(getattr(part.difference, name) for part in parts) for name in ("logits", "entropy", "cached")
+        max(getattr(one, name) for one in differences) for name in ("logits", "entropy", "cached")
     )
-    means = (min(getattr(part.difference, name) for part in parts) for name in ("mean_logits", "mean_entropy"))
-    return Tolerance(Difference(logits, entropy, cached, *means), perplexity)
+    known = [one for one in differences if one.mean_logits < math.inf]
+    means = (max((getattr(one, name) for one in known), default=math.inf) for name in ("mean_logits", "mean_entropy"))
+    return Tolerance(
+        Difference(logits, entropy, cached, *means), perplexity, BETWEEN_RUNTIMES if len(parts) == 3 else None
+    )

@@ -206,6 +206,8 @@ def paged_attention(
         key_cache = held[0] * key_scale.astype(np.float64)[:, :, None, None]
         value_cache = held[1] * value_scale.astype(np.float64)[:, :, None, None]
     else:
+        if stored_keys.dtype in (np.int8, np.uint8):
+            raise ValueError(f"a cache of {stored_keys.dtype} needs key_scale and value_scale")
         store(key, value, stored_keys, stored_values, slot_mapping)
         if key_screen is not None:
             key_screen = key_screen.copy()

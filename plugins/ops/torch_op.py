@@ -62,8 +62,9 @@ def paged_attention(
     attributes = Attributes(
         normalizer, scale, alpha, temperature_coefficients, entropy_threshold, softcap, window, causal, stats_columns
     )
-    if key_cache.dtype in (torch.int8, torch.float8_e4m3fn):
-        raise InputError(f"key_cache is {key_cache.dtype}, whose scales the op for PyTorch does not take; give floats")
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache.dtype in (torch.int8, torch.float8_e4m3fn):
+            raise InputError(f"{name} is {cache.dtype}, whose scales the op for PyTorch does not take; give floats")
     split_head_params(normalizer, head_params)  # as a call without queries computes nothing
     block_size = key_cache.shape[3]
     keys, values = key_cache.clone(), value_cache.clone()

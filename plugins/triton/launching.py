@@ -186,7 +186,8 @@ def launch(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
         raise InputError(
             "query is on the CPU; the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 to try them"
         )
-    triton.set_allocator(_allocate)
+    if SPECIALIZED:  # of descriptors; a program may have an allocator of its own
+        triton.set_allocator(_allocate)
     arguments = arguments | {"stage": kernel.stage}
     given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}
     kernel.function[kernel.grid(shapes)](**given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages)

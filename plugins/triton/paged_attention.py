@@ -75,6 +75,10 @@ def paged_attention(
         collect_stats=collect_stats,
         screened=key_screen is not None and len(key_screen) > 0,  # one without blocks: there is none
     )
+    if value_cache.dtype != key_cache.dtype:
+        raise InputError(
+            f"value_cache is {value_cache.dtype} and key_cache {key_cache.dtype}; both must be of one dtype"
+        )
     if options.quantized and (key_scale is None or value_scale is None):
         raise InputError(f"an {options.cache_dtype} cache needs key_scale and value_scale")
     sequences, max_blocks = block_table.shape

@@ -152,7 +152,7 @@ def attend_tile(
                 state = walk(bounds, source, unused, unused, OPTIONS, "stream", FULL, STATISTICS)
         peak, total, weighted_log, highest, lowest, _, support, output, opposed = state
         if FIXED:  # weights as they are have the peak 0, but in rows that another part must not be measured by
-            peak = tl.where((peak == -float("inf")) & (visible > 0), 0.0, peak)
+            peak = tl.where((peak == -float("inf")) & (total != 0), 0.0, peak)
         if BEFORE:
             state = (peak, total, weighted_log, highest, lowest, visible, support, output, opposed)
             sums, outputs, rows, stored = found

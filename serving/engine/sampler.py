@@ -70,14 +70,19 @@ class Sampling:
         return not (self.masked or self.logprobs)
 
 
-def sample(logits: NDArray[np.float32], sampling: Sampling, threads: int = 1) -> NDArray[np.int64]:
+def sample(
+    logits: NDArray[np.float32], sampling: Sampling, threads: int = 1, changes: Changes | None = None
+) -> NDArray[np.int64]:
     """The token of each row, found by at most so many `threads`: logits float32 [rows, vocab] -> int64 [rows].
 
     A row is computed from that row alone and each sequence has a random generator of its own, so the tokens of a
     sequence depend neither on the rest of the batch nor on its draft. A row whose highest logit is not finite has no
     next token: `sampling.NO_TOKEN`. Logits are changed in place, unless the model's own are needed for logprobs.
+    `changes` is what `changes_of` these rows are, where it is known.
     """
-    if sampling.changed:
+    if changes is not None:
+        changes.apply(logits)
+    elif sampling.changed:
         if sampling.copied:
             logits = logits.copy()
         apply(logits, sampling.rows)
@@ -125,6 +130,8 @@ def changes_of(rows: Rows[SamplingRow]) -> Changes:
     """
     parts = [part for row in rows for part in (_biases(row), _penalties(row))]
     lengths = [len(part.token_ids) for part in parts]
+    if not any(lengths):  # guides and allowed tokens alone
+        return Changes(np.zeros(len(parts) + 1, np.int32), np.zeros(0, CHANGE))
     starts = np.cumsum([0, *lengths], dtype=np.int32)
     entries = np.zeros(starts[-1], CHANGE)
     entries["token"] = np.concatenate([_NONE.token_ids, *(part.token_ids for part in parts)])

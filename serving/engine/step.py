@@ -181,7 +181,7 @@ class Step:
         _check(output, self.batch)
         if output.sampled is not None:
             return output.sampled
-        sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling, threads)
+        sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling, threads, self._changes)
         if self._sampling.logprobs or self._outputs.prompt:  # at once: the next step may write over the logits
             self._result = self._make_result(output, sampled)
         return sampled

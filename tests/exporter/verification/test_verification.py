@@ -1,7 +1,8 @@
 """What verification lets through, and what becomes of a folder that fails it."""
 
 import json
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,15 @@ def test_a_cache_of_8_bits_is_judged_by_means_too(kv_dtype, places, error, passe
     logits[places] += error * np.abs(logits).max()
     found = compare("kernels", "prompt", [replace(expected[0], logits=logits)], expected, tolerance.difference)
     assert found.passed == passes
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8", "fp8"])
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantized_weights_are_not_held_to_less_than_the_cache_alone(kv_dtype, quantize):
+    options = GraphOptions(kv_dtype=kv_dtype, quantize=quantize)
+    before, after = (tolerance_of(options, quantized=quantized).difference for quantized in (False, True))
+    tighter = [one.name for one in fields(before) if getattr(after, one.name) < getattr(before, one.name) < math.inf]
+    assert tighter == []
 
 
 def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):

@@ -65,6 +65,14 @@ def test_a_screen_that_does_not_fit_is_refused(normalizer: str, name: str, chang
         paged_attention(**inputs, normalizer=normalizer, scale=1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16])
+def test_caches_of_two_dtypes_are_refused(dtype: torch.dtype) -> None:
+    inputs = tensors(int8_case(make_case("softmax", SHAPE)), "meta")
+    inputs["value_cache"] = inputs["value_cache"].to(dtype)
+    with pytest.raises(InputError, match=f"value_cache is {dtype} and key_cache torch.int8; both must be of one dtype"):
+        paged_attention(**inputs, normalizer="softmax", scale=1.0)
+
+
 def test_a_screen_that_is_not_contiguous_or_beside_an_int8_cache_is_refused() -> None:
     inputs = screened_tensors()
     inputs["key_screen"] = inputs["key_screen"].transpose(0, 2).contiguous().transpose(0, 2)

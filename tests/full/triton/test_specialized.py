@@ -70,6 +70,23 @@ def test_contiguous_keys(interpreter: ProcessPoolExecutor, normalizer: str, caus
     np.testing.assert_allclose(actual.output, expected.output, rtol=2**-10, atol=2**-10 * largest)
 
 
+def test_rows_whose_keys_are_all_in_full_tiles_keep_weights_that_only_a_shift_can_say(interpreter) -> None:
+    """Logits near -100 with n = 30: weights of 2^-200, of which the tiles with masks have none."""
+    shape = attention_cases.Shape(
+        batch=1, queries=256, new_keys=256, past=0, kv_heads=1, group=2, head_dim=64, value_dim=64
+    )
+    case = attention_cases.make_case("ssa", shape, seed=5, causal=0, scale=0.125)
+    key = 1 + 0.25 * np.random.default_rng(5).random(case.inputs["key"].shape)
+    changed = {"key": key, "query": np.full(case.inputs["query"].shape, -11.0), "value": case.inputs["value"]}
+    given = {name: array.astype(DTYPES["bfloat16"]).astype(np.float32) for name, array in changed.items()}
+    params = np.tile(np.array([1.0, 30.0], np.float32), (2, 1))
+    case = case.with_inputs(**given, head_params=params, collect_stats=np.array(False))
+    found, tiles = interpreter.submit(interpreted.run_specialized, case, "bfloat16").result()
+    assert tiles > 0
+    expected = attention_cases.run_reference(case)
+    np.testing.assert_allclose(found["output"], expected.output, rtol=2**-6, atol=2**-6 * np.abs(expected.output).max())
+
+
 def launched(normalizer: str, contiguous: bool, head_dim: int, statistics: bool = True) -> dict[str, Kernel]:
     """What a specialized prompt launches for sm_90, by name."""
     options = Options(normalizer, "bfloat16", "bfloat16", head_dim, head_dim, 128, statistics, contiguous=contiguous)

@@ -256,9 +256,10 @@ def test_keys_beyond_reach_are_not_read() -> None:
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_the_op_for_pytorch_refuses_a_cache_with_scales(dtype: torch.dtype) -> None:
     tensors = {name: torch.from_numpy(array) for name, array in make_case("softmax").inputs.items()}
-    tensors |= {name: torch.zeros(tensors[name].shape).to(dtype) for name in CACHES}
-    with pytest.raises(InputError, match=f"key_cache is {dtype}, whose scales the op for PyTorch does not take"):
-        paged_attention(**tensors, normalizer="softmax", scale=1.0)
+    for name in CACHES:
+        given = tensors | {name: torch.zeros(tensors[name].shape).to(dtype)}
+        with pytest.raises(InputError, match=f"{name} is {dtype}, whose scales the op for PyTorch does not take"):
+            paged_attention(**given, normalizer="softmax", scale=1.0)
 
 
 @pytest.mark.parametrize("missing", ["key_scale", "value_scale"])
