@@ -68,7 +68,9 @@ def test_a_file_that_does_not_lie_in_the_folder_is_refused(tmp_path: Path, field
     named = name if field == "model_file" else {"file": name}
     content = json.loads(manifest().model_dump_json()) | {field: named}
     (tmp_path / "sharp.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match="which is outside the model folder"):
+    # Since Python 3.13 a link to itself is taken for a file that is not there.
+    also = "|'loop' is missing" if name == "loop" else ""
+    with pytest.raises(InputError, match=f"which is outside the model folder{also}"):
         read_manifest(tmp_path)
 
 

@@ -54,7 +54,9 @@ def test_weights_outside_the_folder_are_refused(folder, tmp_path, location):
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "loop").symlink_to("loop")
     change(folder, location=location.format(base=tmp_path))
-    with pytest.raises(InputError, match="outside the model folder"):
+    # Since Python 3.13 a link to itself is taken for a file that is not there.
+    also = "|'loop' is missing" if location == "loop" else ""
+    with pytest.raises(InputError, match=f"outside the model folder{also}"):
         LLM(folder)
 
 
