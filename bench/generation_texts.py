@@ -8,7 +8,7 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.text.chat_template import load_chat_template
 from sharp.serving.text.tokenizer import load_tokenizer
 
-HELP = pydoc.render_doc(json.dumps, renderer=pydoc.plaintext)[:1500]  # type: ignore[attr-defined]
+HELP = pydoc.render_doc(json.dumps, renderer=pydoc.plaintext)[:1500]  # type: ignore[attr-defined]  # typeshed lacks it
 CODE = (Path(__file__).parents[1] / "serving" / "text" / "stop_condition.py").read_text()
 QUESTIONS = {
     "explain": "Explain how a refrigerator works.",

@@ -111,7 +111,7 @@ def deploy(folder: Path, replicas: int) -> None:
     """Replace what is deployed by so many replicas."""
     arguments = Arguments(models=[str(folder)], settings=SETTINGS).model_dump()
     options = {"num_replicas": replicas, "autoscaling_config": None, "ray_actor_options": {"num_cpus": 1}}
-    serve.run(ModelServer.options(**options).bind(**arguments))  # type: ignore[attr-defined]
+    serve.run(ModelServer.options(**options).bind(**arguments))  # type: ignore[attr-defined]  # Serve's decorator makes it
 
 
 def first_token(client: Client, prompt: list[int]) -> float:

@@ -82,6 +82,11 @@ def _open_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             return file.metadata() or {}, state
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path} is damaged or not a safetensors file; copy or save it again") from error
+    except (RuntimeError, MemoryError) as error:  # torch maps the whole file
+        size = path.stat().st_size / 2**30
+        raise InputError(
+            f"{path} has {size:,.1f} GiB, which do not fit in memory; use a machine with more, or a smaller model"
+        ) from error
 
 
 def read_torch_file(path: Path) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sharp.models import checkpoint_files
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import load_checkpoint, load_masked_lm, save_checkpoint
 from sharp.models.config import SharpConfig
@@ -99,6 +100,18 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, model):
     with pytest.raises(InputError, match=r"norm\.weight"):
         save_checkpoint(tmp_path / "model.safetensors", model)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_does_not_fit_in_memory_is_refused_in_one_sentence(tmp_path, model, monkeypatch):
+    def unable(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 810000000093 bytes: Cannot allocate memory (12)")
+
+    save_checkpoint(tmp_path / "model.safetensors", model)
+    monkeypatch.setattr(checkpoint_files, "safe_open", unable)
+    with pytest.raises(
+        InputError, match=r"GiB, which do not fit in memory; use a machine with more, or a smaller model"
+    ):
+        load_checkpoint(tmp_path / "model.safetensors")
 
 
 def test_another_suffix_is_refused(tmp_path, model):

@@ -9,7 +9,8 @@ from sharp.serving.engine.model_folder import MAX_PROMPT_LOGPROBS
 
 # Of prompts that a response that is no stream repeats with further completions, in text or as ids: some 12 MB of JSON.
 MOST_REPEATED_TOKENS = 2**20
-# Of all completions of a response that is no stream, which is in memory until it is complete: some 150 MB.
+# Of all completions of a response that is no stream, which is in memory until it is complete: 150 MB at most, by
+# estimate.
 MOST_WHOLE_TOKENS = 2**20
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     said = {"cpu": on_cpu, "gpu": on_gpu, "launches": [*device.launches]}
     if read_manifest(Path(folder)).cache.key_screens:
         device.launches.clear()
-        OnnxRuntimeBackend.screened = property(lambda self: False)  # type: ignore[assignment, method-assign]
+        OnnxRuntimeBackend.screened = property(lambda self: False)  # type: ignore[assignment, method-assign]  # a property
         said |= {"unscreened": generate(folder), "launches_unscreened": device.launches}
     json.dump(said | {"failures": device.failures}, sys.stdout)
 

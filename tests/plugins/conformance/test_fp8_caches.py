@@ -139,7 +139,7 @@ def test_a_cache_that_is_written_token_by_token_rounds_a_number_once() -> None:
     case = fp8_case(case.with_inputs(key=keys))
     result = run(case)
     assert result.key_scale is not None
-    stored = e4m3.decode(result.key_cache) * result.key_scale[:, :, None, None]  # type: ignore[arg-type]
+    stored = e4m3.decode(result.key_cache) * result.key_scale[:, :, None, None]  # type: ignore[arg-type]  # of an array of bytes
     rounded_again = 0
     for token, slot in enumerate(case.inputs["slot_mapping"]):
         block, offset = divmod(int(slot), 16)
