@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sharp.plugins.cuda.compiler import Kernel
 from sharp.plugins.ops.attributes import SCALED_CACHES
-from sharp.plugins.triton import sampling, tiles, variants
+from sharp.plugins.triton import launch_sizes, sampling, tiles, variants
 from sharp.plugins.triton.options import LISTED_KEYS, MOST_SPLITS, SPLIT_KEYS, Options
 
 BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what SharpAttention's keys are counted in
@@ -113,13 +113,13 @@ def kernel_name(function: str, options: Options) -> str:
 def plan_constants() -> Mapping[str, int]:
     """The numbers that grids and scratch memory follow from, for C++."""
     return {
-        "kDecodeWaves": variants.DECODE_WAVES,
+        "kDecodeWaves": launch_sizes.DECODE_WAVES,
         "kSplitKeys": SPLIT_KEYS,
         "kMostSplits": MOST_SPLITS,
-        "kMostTokens": variants.MOST_TOKENS,
-        "kMostRows": variants.MOST_ROWS,
-        "kMostParts": variants.MOST_PARTS,
-        "kPartKeys": variants.PART_KEYS,
+        "kMostTokens": launch_sizes.MOST_TOKENS,
+        "kMostRows": launch_sizes.MOST_ROWS,
+        "kMostParts": launch_sizes.MOST_PARTS,
+        "kPartKeys": launch_sizes.PART_KEYS,
         "kMostPromptRows": tiles.MOST_PROMPT_ROWS,
         "kListedKeys": LISTED_KEYS,
         "kEntmaxCounts": variants.COUNTS,

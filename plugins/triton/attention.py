@@ -12,8 +12,8 @@ from sharp.plugins.ops.attributes import (
     DEFAULT_STATS_COLUMNS,
     ICML2025_COEFFICIENTS,
 )
+from sharp.plugins.triton.launch_sizes import Shapes
 from sharp.plugins.triton.launching import Attributes, check_shapes, device_of, run_kernels
-from sharp.plugins.triton.variants import Shapes
 
 BLOCK_SIZE = 16  # in which logits are stored; keys have no blocks
 

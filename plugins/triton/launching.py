@@ -21,22 +21,9 @@ from sharp.plugins.ops.attributes import (
     check_stats_columns,
     head_params_mistake,
 )
+from sharp.plugins.triton.launch_sizes import Shapes, items, most_tokens, prompt_parts, scratch, units, workers
 from sharp.plugins.triton.options import Options, power_name
-from sharp.plugins.triton.variants import (
-    CACHE_DTYPES,
-    DTYPES,
-    MOST_COEFFICIENTS,
-    Kernel,
-    Shapes,
-    items,
-    kernels,
-    most_tokens,
-    prompt_options,
-    prompt_parts,
-    scratch,
-    units,
-    workers,
-)
+from sharp.plugins.triton.variants import CACHE_DTYPES, DTYPES, MOST_COEFFICIENTS, Kernel, kernels, prompt_options
 
 MOST_ALPHA = 4.0  # of entmax: weights next to the threshold are roots of order alpha - 1 of differences in float32
 INTEGERS = ("plan", "tiles")  # scratch memory of these

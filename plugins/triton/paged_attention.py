@@ -13,8 +13,8 @@ from sharp.plugins.ops.attributes import (
     ICML2025_COEFFICIENTS,
 )
 from sharp.plugins.ops.key_screen import screen_bytes
+from sharp.plugins.triton.launch_sizes import Shapes
 from sharp.plugins.triton.launching import Attributes, check_shapes, device_of, run_kernels
-from sharp.plugins.triton.variants import Shapes
 
 
 def paged_attention(

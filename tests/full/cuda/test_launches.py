@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from sharp.plugins.ops.attributes import HEAD_PARAMETERS, NORMALIZERS, WITHOUT_SINK
+from sharp.plugins.triton.launch_sizes import Shapes, scratch
 from sharp.plugins.triton.options import Options, power_name
-from sharp.plugins.triton.variants import Shapes, kernels, prompt_options, scratch
+from sharp.plugins.triton.variants import kernels, prompt_options
 from tests.full.cuda.native import OTHER_SHARED, PREFILL_SHARED
 from tests.full.cuda.process import ABSENT, BUFFERS, CONTIGUOUS, Call
 

@@ -70,7 +70,7 @@ def main() -> None:
     }
     from bench.gpu import cases as gpu_cases
     from bench.gpu import inputs, sampling, shapes, speed, tiles
-    from sharp.plugins.triton import launching, variants
+    from sharp.plugins.triton import launch_sizes, launching
 
     sizes = {
         "CONTEXTS": (40,),
@@ -94,7 +94,7 @@ def main() -> None:
         patches.enter_context(mock.patch.object(torch, "Generator", lambda _="cpu": generator("cpu")))
         for name, size in sizes.items():
             patches.enter_context(mock.patch.object(speed, name, size))
-        patches.enter_context(mock.patch.object(variants, "PART_KEYS", 16))
+        patches.enter_context(mock.patch.object(launch_sizes, "PART_KEYS", 16))
         few = {
             speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
             sampling: {"VOCABULARIES": (257,), "ROWS": (1, 3)},

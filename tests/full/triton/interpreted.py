@@ -200,8 +200,9 @@ def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1)
     import torch
 
     from sharp.plugins.triton import launching
+    from sharp.plugins.triton.launch_sizes import Shapes, items, most_tokens, scratch, units, workers
     from sharp.plugins.triton.options import Options
-    from sharp.plugins.triton.variants import Shapes, items, kernels, most_tokens, scratch, units, workers
+    from sharp.plugins.triton.variants import kernels
 
     options = Options("softmax", "float32", "float32", 16, 16, 16)
     tokens = sum(new for _, new in lengths)
@@ -273,16 +274,16 @@ def run_chunks(case: Case, places: int) -> dict[str, np.ndarray]:
 @contextmanager
 def parts_of(keys: int | None) -> Iterator[None]:
     """Splits the keys of prompts into parts of so many, on a device of 16 multiprocessors; None: as they would be."""
-    from sharp.plugins.triton import launching, variants
+    from sharp.plugins.triton import launch_sizes, launching
 
-    before = variants.PART_KEYS, launching.INTERPRETED
+    before = launch_sizes.PART_KEYS, launching.INTERPRETED
     if keys is not None:
-        variants.PART_KEYS, launching.INTERPRETED = keys, (90, 16)
+        launch_sizes.PART_KEYS, launching.INTERPRETED = keys, (90, 16)
     launching.device_of.cache_clear()
     try:
         yield
     finally:
-        variants.PART_KEYS, launching.INTERPRETED = before
+        launch_sizes.PART_KEYS, launching.INTERPRETED = before
         launching.device_of.cache_clear()
 
 

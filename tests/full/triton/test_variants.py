@@ -16,18 +16,10 @@ from triton.runtime.driver import driver
 
 from sharp.plugins.errors import InputError
 from sharp.plugins.triton import launching
+from sharp.plugins.triton.launch_sizes import Shapes, items, prompt_parts, scratch
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.paged_attention import paged_attention
-from sharp.plugins.triton.variants import (
-    Kernel,
-    Shapes,
-    compile_kernel,
-    items,
-    kernels,
-    prompt_options,
-    prompt_parts,
-    scratch,
-)
+from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels, prompt_options
 from tests.plugins.conformance.cases import Case, Shape, make_case
 
 SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
