@@ -24,7 +24,7 @@ from sharp.exporter.graph.simplification import simplify
 from sharp.plugins.cache_tensors import CacheTensor
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Target
-from sharp.plugins.ops import function_body, schema, torch_op
+from sharp.plugins.ops import function_body, schema, torch_paged_attention
 from sharp.plugins.ops.attributes import STATS_COLUMNS_WITH_SINK
 
 OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
@@ -72,7 +72,7 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
                 dynamic_shapes=tracing.dynamic_shapes,
                 input_names=list(tracing.inputs),
                 output_names=list(tracing.outputs),
-                custom_translation_table=torch_op.onnx_translation_table(),
+                custom_translation_table=torch_paged_attention.onnx_translation_table(),
                 optimize=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharp.plugins.ops.torch_op import paged_attention
+from sharp.plugins.ops.torch_paged_attention import paged_attention
 
 QUERY_CHUNK = 256  # queries whose logits are in memory together
 

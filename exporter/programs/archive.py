@@ -25,7 +25,7 @@ from torch.export.pt2_archive import PT2ArchiveReader
 from torch.export.pt2_archive._package import load_pt2
 
 import sharp.models.normalized_attention
-import sharp.plugins.ops.torch_op  # noqa: F401 - both register ops that a program may call
+import sharp.plugins.ops.torch_paged_attention  # noqa: F401 - both register ops that a program may call
 from sharp.exporter.programs.flat_graph import SUBGRAPH_CALLS
 from sharp.plugins.errors import InputError
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.programs.heads import Attention
+from sharp.exporter.programs.layers import Attention
 from sharp.exporter.programs.nodes import arguments_of, name_of
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, after, find_tables

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.exporter.programs.heads import Attention, Layer
+from sharp.exporter.programs.layers import Attention, Layer
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.program import Program
 from sharp.exporter.programs.sizes import Roles, random_inputs

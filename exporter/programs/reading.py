@@ -17,7 +17,7 @@ from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedM
 from sharp.exporter.programs.archive import load_program
 from sharp.exporter.programs.attention_call import OwnNorm
 from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
-from sharp.exporter.programs.heads import Attention, find_layers
+from sharp.exporter.programs.layers import Attention, find_layers
 from sharp.exporter.programs.memory_limit import memory_of_program
 from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.nodes import is_random, where

@@ -13,7 +13,7 @@ from sharp.exporter.graph.lowering import Tracing
 from sharp.models.attention import LayerOptions
 from sharp.plugins.cache_tensors import cache_tensors
 from sharp.plugins.manifest import Cache
-from sharp.plugins.ops.torch_op import paged_attention
+from sharp.plugins.ops.torch_paged_attention import paged_attention
 
 # Names and dimensions of the graph's inputs, in order; the caches of every layer follow.
 INPUTS: dict[str, tuple[str | int, ...]] = {

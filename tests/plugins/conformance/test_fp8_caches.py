@@ -13,7 +13,7 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.ops import e4m3
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS
-from sharp.plugins.ops.torch_op import paged_attention
+from sharp.plugins.ops.torch_paged_attention import paged_attention
 from tests.plugins.conformance.cases import (
     Case,
     Shape,

@@ -8,7 +8,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from sharp.plugins.ops.normalizers import Normalizer, normalize
-from sharp.plugins.ops.torch_op import paged_attention
+from sharp.plugins.ops.torch_paged_attention import paged_attention
 from tests.plugins.conformance import attention_cases, cases
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, int8_case, make_case, run_reference, session
 from tests.plugins.conformance.test_kernel_types import int8_model

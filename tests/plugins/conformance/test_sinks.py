@@ -16,7 +16,7 @@ from sharp.plugins.ops.attributes import WITHOUT_SINK
 from sharp.plugins.ops.normalizers import Normalizer, normalize
 from sharp.plugins.ops.schema import NORMALIZERS
 from sharp.plugins.ops.torch_attention import attention
-from sharp.plugins.ops.torch_op import paged_attention
+from sharp.plugins.ops.torch_paged_attention import paged_attention
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import (
     Case,

@@ -14,7 +14,7 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.ops.function_body import attach_function
 from sharp.plugins.ops.reference import AttentionOutput
 from sharp.plugins.ops.schema import DOMAIN, NORMALIZERS
-from sharp.plugins.ops.torch_op import onnx_translation_table, paged_attention
+from sharp.plugins.ops.torch_paged_attention import onnx_translation_table, paged_attention
 from tests.marks import full
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run_reference
 
