@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +17,8 @@ hypothesis.settings.register_profile("full", max_examples=80, derandomize=True, 
 hypothesis.settings.register_profile("search", max_examples=300, print_blob=True, **EVERYWHERE)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
+FULL = Path(__file__).parent / "full"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_torch_thread() -> None:
@@ -28,3 +31,16 @@ def _rare_collections() -> None:
     # Tracing a model makes so many objects that looking at all those of torch again takes a tenth of its time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of tests/full over the run: they wait for servers and installers while the others compute.
+
+    The last ones come first, as compiling kernels takes longest.
+    """
+    full: dict[Path, None] = {}
+    others: dict[Path, None] = {}
+    for item in items:
+        (full if FULL in item.path.parents else others)[item.path] = None
+    order = {path: index / len(group) for group in ([*full][::-1], others) for index, path in enumerate(group)}
+    items.sort(key=lambda item: order[item.path])
