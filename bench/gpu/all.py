@@ -59,10 +59,18 @@ def _bench(name: str, shows: str, minutes: float, *arguments: str, decides: bool
 def _sanitizer(tool: str) -> Run:
     """A tool of compute-sanitizer over the quick cases; its summary is in the log, and its errors are the exit code."""
     checked = (sys.executable, "-m", "bench.gpu.run", "--quick", "--only", "correctness", "--minutes", "{minutes}")
-    command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", *checked)
+    # Without torch's own pool, in which a read beside a tensor is one of its neighbour.
+    command = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", "--tool", tool)
+    command += ("--error-exitcode", "9", "--target-processes", "all", *checked)
     output = ("--output", f"{{output}}/{tool}.json", "--resume")
     return Run(tool, f"{tool} over the quick cases", 6, command + output, tool="compute-sanitizer")
 
+
+PROFILED = (
+    *("ncu", "--target-processes", "all", "--kernel-name", "regex:^(decode_stream|prefill)$"),
+    *("--launch-skip", "20", "--launch-count", "8", "--section", "SpeedOfLight", "--section", "Occupancy"),
+    *("--section", "MemoryWorkloadAnalysis", "--section", "WarpStateStats"),
+)
 
 RUNS = (
     _bench("correctness", "every kernel, quick cases", 6, "--quick", "--only", "machine,correctness", decides=True),
@@ -74,12 +82,24 @@ RUNS = (
         (sys.executable, "-c", "from sharp.plugins.cli import main; main()", "doctor", "--json"),
         module="sharp",
     ),
+    _bench("long", "contexts to 131,072, and CUDA graphs", 5, "--only", "long", decides=True),
     _bench("decode", "decode, batch 1 to 32, context 1k to 1M", 8, "--only", "decode"),
     _bench("shapes", "uneven batches, two to four tokens, heads of 64", 6, "--only", "shapes"),
     _bench("prefill", "prompts of 1k to 128k", 8, "--only", "prefill"),
     _bench("statistics", "what statistics cost", 4, "--only", "statistics"),
     _bench("sampling", "tokens from logits", 2, "--only", "sampling"),
     _bench("end-to-end", "a whole model beside torch", 6, "--only", "end-to-end"),
+    Run(
+        "profile",
+        "Nsight Compute's of decode and of prompts; its report is the log",
+        3,
+        (
+            *PROFILED,
+            *(sys.executable, "-m", "bench.gpu.run", "--quick", "--only", "prefill", "--minutes", "{minutes}"),
+            *("--output", "{output}/profile.json", "--resume"),
+        ),
+        tool="ncu",
+    ),
     _sanitizer("memcheck"),
     _sanitizer("racecheck"),
     _sanitizer("initcheck"),
@@ -148,7 +168,7 @@ class State:
 
 
 def perform(run: Run, output: Path, seconds: float, state: State) -> None:
-    """Do a run, or go on with it; it has ended when it has all rows, or adds none."""
+    """Do a run, or go on with it; it has ended when it has all rows, or adds none in all of its minutes."""
     print(f"{run.name}: {run.shows}", flush=True)
     if run.missing:
         print(f"  left out: {run.missing} is not installed", flush=True)
@@ -156,7 +176,7 @@ def perform(run: Run, output: Path, seconds: float, state: State) -> None:
         return
     minutes = f"{seconds / 60:.2f}"
     command = [part.replace("{output}", str(output)).replace("{minutes}", minutes) for part in run.command]
-    before = rows_of(command)
+    before, began = rows_of(command), time.monotonic()
     with (output / f"{run.name}.log").open("a", encoding="utf-8") as log:
         try:
             code = subprocess.run(
@@ -164,7 +184,8 @@ def perform(run: Run, output: Path, seconds: float, state: State) -> None:
             ).returncode
         except subprocess.TimeoutExpired:
             code = 124
-    if not is_complete(command) and rows_of(command) > before:
+    cut_short = seconds < 60 * run.minutes and time.monotonic() - began >= seconds
+    if not is_complete(command) and (cut_short or rows_of(command) > before):
         print("  its time is over; it goes on behind its last row", flush=True)
         return
     state.note(run.name, str(code))

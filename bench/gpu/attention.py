@@ -1,7 +1,7 @@
 """Op Attention, over contiguous keys, on a GPU against float64; nothing is timed."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from bench.gpu.cases import Cases
-from bench.gpu.compilation import compile_all
-from bench.gpu.correctness import TOLERANCES, statistics_errors, statistics_limits
+from bench.gpu.compilation import Compilations
+from bench.gpu.correctness import TOLERANCES, computed, statistics_errors, statistics_limits, submit
 from bench.gpu.inputs import Call, columns_with, random_head_params, to_numpy
 from sharp.plugins.ops.attention_reference import attention as reference
 from sharp.plugins.ops.attributes import NORMALIZERS
@@ -135,16 +135,17 @@ def check(
     """A row for each case; references and compilation run in the executor's processes, all at once."""
     listed = cases(quick)
     calls = [make_call(**case, device=device) for case in listed]
-    started: dict[Options, Future[Any]] = {}
+    compilations = Compilations(executor, capability)
     for call in calls:
-        options = options_of(call)
-        started.setdefault(options, executor.submit(compile_all, options, capability))
-    references = [executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls]
+        compilations.begin(options_of(call))
+    references = [
+        submit(executor, expected, to_numpy(call.tensors), call.normalizer, call.attributes) for call in calls
+    ]
 
     def compared(number: int) -> Iterator[dict[str, Any]]:
-        yield compare(calls[number], references[number].result())
+        yield compare(calls[number], computed(references[number], calls[number], expected))
 
     for number, case in enumerate(listed):
         named = {"op": "SharpAttention", **{name: str(value).removeprefix("torch.") for name, value in case.items()}}
-        compiled = started[options_of(calls[number])]
-        yield from cases_done.run(named, partial(compared, number), compiled.result)
+        ready = partial(compilations.finish, options_of(calls[number]))
+        yield from cases_done.run(named, partial(compared, number), ready)

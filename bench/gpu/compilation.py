@@ -4,18 +4,20 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from bench.gpu.inputs import Call
+from sharp.plugins.triton.launching import type_name
 from sharp.plugins.triton.options import Options, power_name
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels
 
-SECONDS = 200  # for all that a section needs; what is missing then is compiled by the case that launches it
+SHARE = 0.5  # of a section's time, at most; what is missing then is compiled by the case that launches it
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,10 @@ class Job:
 def options_of(call: Call) -> Options:
     """The compile-time options of a call of PagedAttention."""
     tensors = call.tensors
-    name, cache = (str(tensors[which].dtype).removeprefix("torch.") for which in ("query", "key_cache"))
     return Options(
         call.normalizer,
-        name,
-        cache,
+        type_name(tensors["query"]),
+        type_name(tensors["key_cache"]),
         tensors["query"].shape[2],
         tensors["value"].shape[2],
         tensors["key_cache"].shape[3],
@@ -69,24 +70,50 @@ def processes() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn"))
 
 
-def compile_all(options: Options, capability: int) -> None:
-    """Into Triton's cache on the disk, from where the calls then take it; runs in a process of its own."""
-    for kernel in kernels(options, capability):
-        compile_kernel(kernel, capability)
+def compile_number(options: Options, number: int, capability: int) -> None:
+    """One of a call's kernels into Triton's cache on the disk, from where the calls then take it."""
+    compile_kernel(kernels(options, capability)[number], capability)
+
+
+class Compilations:
+    """The kernels of whole calls, compiled in an executor's processes, each of a call's at the same time."""
+
+    def __init__(self, executor: Executor, capability: int) -> None:
+        """Nothing is compiled yet."""
+        self._executor, self._capability = executor, capability
+        self._begun: dict[Options, list[Future[None]]] = {}
+
+    def begin(self, options: Options) -> None:
+        """Compile the kernels, once."""
+        if options not in self._begun:
+            numbers = range(len(kernels(options, self._capability)))
+            with suppress(BrokenExecutor):  # the compiler crashed: the case that launches them compiles them
+                self._begun[options] = [
+                    self._executor.submit(compile_number, options, number, self._capability) for number in numbers
+                ]
+
+    def finish(self, options: Options) -> None:
+        """Wait until the kernels are there. An error of the compiler is the case's."""
+        with suppress(BrokenExecutor):
+            for future in self._begun.get(options, ()):
+                future.result()
 
 
 def compile_one(job: Job, number: int, capability: int) -> None:
-    """As `compile_all`, for one of a job's kernels."""
+    """One of a job's kernels, as `compile_number`."""
     compile_kernel(job.kernels(capability)[number], capability)
 
 
-def compile_ahead(jobs: Iterable[Job]) -> None:
-    """Compile what the jobs launch. What cannot be compiled is left to the case that launches it, which says so."""
+def compile_ahead(jobs: Iterable[Job], minutes: float) -> None:
+    """Compile what the jobs of a section of so many minutes launch.
+
+    What cannot be compiled is left to the case that launches it, which says so.
+    """
     began, target = time.monotonic(), capability()
     executor = processes()
     work = [(job, number) for job in jobs for number in range(len(job.kernels(target)))]
     work.sort(key=lambda item: item[0].phase != "prefill")  # whose kernels take longest
-    done, left = wait([executor.submit(compile_one, *item, target) for item in work], timeout=SECONDS)
+    done, left = wait([executor.submit(compile_one, *item, target) for item in work], timeout=60 * SHARE * minutes)
     executor.shutdown(wait=False, cancel_futures=True)
     failed = sum(future.exception() is not None for future in done)
     said = f", {failed} failed" * (failed > 0) + f", {len(left)} not in time" * (len(left) > 0)

@@ -1,7 +1,7 @@
 """Every kernel against float64, in every dtype; nothing is timed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bench.gpu.cases import Cases
-from bench.gpu.compilation import compile_all, options_of
+from bench.gpu.compilation import Compilations, options_of
 from bench.gpu.inputs import Call, expected, expected_row, make_call, on_host, run, to_numpy
 from sharp.plugins.ops.attributes import DEFAULT_ALPHA, NORMALIZERS
 
@@ -18,7 +18,8 @@ from sharp.plugins.ops.attributes import DEFAULT_ALPHA, NORMALIZERS
 MIXED = ((3000, 1), (0, 1), (37, 5), (200, 40), (0, 150), (700, 1))
 # So few tokens that decoding takes them all together, several of a sequence.
 FEW = ((3000, 2), (0, 3), (37, 4), (700, 1))
-SEQUENCES = {"mixed": MIXED, "few": FEW}
+PROMPT = ((0, 2048), (300, 1))
+SEQUENCES = {"mixed": MIXED, "few": FEW, "prompt of 2,048": PROMPT}
 HEADS = {"q_heads": 6, "kv_heads": 2}
 # ||output - expected|| / ||expected||: rounding of the inputs' products, of the weights and of the output.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -26,11 +27,11 @@ ENTMAX_ENTROPY = (
     1.2e-2  # nats, in bfloat16 at alpha 1.5, where a prompt's threshold is an estimate (`Options.estimates`)
 )
 LARGE = {
-    "decode of 100,000": ((100_000, 1), (60_000, 1)),
-    "decode of 100,000 beside 31 of 200": ((100_000, 1), *(((200, 1),) * 31)),
+    "decode of 131,072": ((131_071, 1), (60_000, 1)),
+    "decode of 131,072 beside 31 of 200": ((131_071, 1), *(((200, 1),) * 31)),
     "2 to 4 tokens behind 60,000": ((60_000, 2), (59_000, 3), (61_000, 4)),
     "prompt of 8,192": ((0, 8192),),
-    "40 tokens behind 100,000": ((100_000, 40), (60_000, 1)),  # whose keys are split
+    "40 tokens behind 131,032": ((131_032, 40), (60_000, 1)),  # whose keys are split
 }
 ROWS = 12  # of a large call that are compared
 
@@ -48,6 +49,11 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
         cases.append({"normalizer": normalizer, "head_dim": 64, "alibi": True, "softcap": 5.0, "window": 150})
     cases += [{"normalizer": "entmax", "head_dim": 64, "alpha": alpha} for alpha in (1.25, 2.0)]
+    few = ("softmax", "entmax") if quick else ("softmax", "ssa", "adaptive_softmax", "entmax")
+    groups = ((2, 2), (16, 2))  # of one and of eight query heads; the others have three
+    cases += [{"normalizer": n, "head_dim": 64, "q_heads": q, "kv_heads": kv} for n in few for q, kv in groups]
+    cases += [{"normalizer": n, "head_dim": 64, "block_size": size} for n in few for size in (32, 128)]
+    cases += [{"normalizer": n, "head_dim": 64, "sequences": "prompt of 2,048"} for n in few]
     scaled = (torch.int8, torch.float8_e4m3fn)
     caches = scaled if quick else (*scaled, torch.float16, torch.bfloat16)
     for normalizer in ("softmax", "entmax") if quick else NORMALIZERS:
@@ -142,29 +148,55 @@ def check_small(
     """A row for each case; references and compilation run in the executor's processes, all at once."""
     listed = small_cases(quick)
     calls = {number: make_case(device=device, **case) for number, case in enumerate(listed) if number >= cases.done}
-    started: dict[int, tuple[Future[Any], Future[Any]]] = {
-        number: (
-            executor.submit(compile_all, options_of(call), capability),
-            executor.submit(expected, to_numpy(call.tensors), call.normalizer, call.attributes),
-        )
-        for number, call in calls.items()
-    }
+    compilations = Compilations(executor, capability)
+    references: dict[int, Future[tuple[np.ndarray, ...]]] = {}
+    for number, call in calls.items():
+        compilations.begin(options_of(call))
+        references[number] = submit(executor, expected, to_numpy(call.tensors), call.normalizer, call.attributes)
 
     def check(number: int) -> Iterator[dict[str, Any]]:
-        yield compare(calls[number], started[number][1].result())
+        yield compare(calls[number], computed(references[number], calls[number], expected))
 
     for number, case in enumerate(listed):
         named = {name: str(value).removeprefix("torch.") for name, value in case.items()}
-        yield from cases.run(named, partial(check, number), lambda number=number: started[number][0].result())
+        yield from cases.run(
+            named, partial(check, number), lambda number=number: compilations.finish(options_of(calls[number]))
+        )
 
 
-def check_large(cases: Cases) -> Iterator[dict[str, Any]]:
+def submit(executor: Executor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """As the executor's, also where one of its processes has crashed."""
+    try:
+        return executor.submit(function, *arguments)
+    except BrokenExecutor as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def computed(reference: Future[Any], call: Call, expected: Callable[..., Any]) -> Any:
+    """A reference; computed here where a process of the executor has crashed, as when the compiler does."""
+    try:
+        return reference.result()
+    except BrokenExecutor:
+        return expected(to_numpy(call.tensors), call.normalizer, call.attributes)
+
+
+def check_large(executor: Executor, capability: int, cases: Cases) -> Iterator[dict[str, Any]]:
     """Some rows of long contexts; the same bits in a second run, and in a replayed CUDA graph."""
+    compilations = Compilations(executor, capability)
+    kinds = [(n, dim) for n in ("softmax", "ssa", "adaptive_softmax", "entmax") for dim in (128, 64)]
+    options = {
+        (n, dim): options_of(make_call(n, ((1, 1),), head_dim=dim, statistics=True, device="cpu")) for n, dim in kinds
+    }
+    for kind in kinds:
+        compilations.begin(options[kind])
     for name in LARGE:
-        for normalizer in ("softmax", "ssa", "adaptive_softmax", "entmax"):
-            for head_dim in (128, 64):
-                named = {"normalizer": normalizer, "sequences": name, "head_dim": head_dim}
-                yield from cases.run(named, partial(_large, normalizer, name, head_dim))
+        for kind in kinds:
+            named = {"normalizer": kind[0], "sequences": name, "head_dim": kind[1]}
+            yield from cases.run(
+                named, partial(_large, kind[0], name, kind[1]), partial(compilations.finish, options[kind])
+            )
 
 
 def _large(normalizer: str, name: str, head_dim: int) -> Iterator[dict[str, Any]]:

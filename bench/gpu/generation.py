@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from bench.gpu.cases import Cases
 
-BATCHES = (1, 8, 32)
+BATCHES = (1, 8, 64)
 CONTEXTS = (1024, 8192)
 PROMPT = 2048
 STEPS, WARM_UP = 48, 4

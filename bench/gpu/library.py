@@ -259,7 +259,7 @@ def main() -> int:
     end = time.monotonic() + 60 * chosen.minutes
     try:
         for row in check_library(Caller(chosen.libraries), chosen.quick, done=done):
-            if time.monotonic() > end and row["number"] != rows[-1]["number"]:
+            if time.monotonic() > end and rows and row["number"] != rows[-1]["number"]:
                 print(f"stopped: {chosen.minutes:g} minutes are over")
                 break
             rows.append(row)

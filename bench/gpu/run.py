@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "machine": "copy bandwidth and matrix products",
     "correctness": "every kernel against float64",
+    "long": "contexts to 131,072 against float64; the same bits again, and in a CUDA graph",
     "decode": "one token a sequence, batch 1 to 32, context 1k to 1M",
     "shapes": "decode of uneven batches, of two to four tokens, and of heads of 64",
     "prefill": "prompts of 1k to 128k",
@@ -93,18 +94,23 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
                 yield from attention.check(quick, executor, capability, cases)
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
-            yield from correctness.check_large(cases)
+        case "long":
+            executor = compilation.processes()
+            try:
+                yield from correctness.check_large(executor, compilation.capability(), cases)
+            finally:
+                executor.shutdown(wait=False, cancel_futures=True)
         case "decode":
-            compilation.compile_ahead(speed.jobs(section))
+            compilation.compile_ahead(speed.jobs(section), chosen.minutes)
             yield from speed.decode(quick, cases)
         case "shapes":
-            compilation.compile_ahead(shapes.jobs())
+            compilation.compile_ahead(shapes.jobs(), chosen.minutes)
             yield from shapes.shapes(quick, cases)
         case "prefill":
-            compilation.compile_ahead(speed.jobs(section))
+            compilation.compile_ahead(speed.jobs(section), chosen.minutes)
             yield from speed.prefill(quick, cases)
         case "statistics":
-            compilation.compile_ahead(speed.jobs(section))
+            compilation.compile_ahead(speed.jobs(section), chosen.minutes)
             yield from speed.statistics_cost(cases)
         case "sampling":
             yield from sampling.sampling(quick, cases)
@@ -114,7 +120,7 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
                 return
             yield from generation.end_to_end(quick, cases, chosen.model, chosen.libraries)
         case _:
-            compilation.compile_ahead(tiles.jobs())
+            compilation.compile_ahead(tiles.jobs(), chosen.minutes)
             yield from tiles.tiles(cases)
 
 
@@ -196,8 +202,9 @@ def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
         try:
             code = subprocess.run(command, check=False, timeout=left + GRACE_SECONDS).returncode
             said = f"its process ended with code {code}; the output above says more"
-        except subprocess.TimeoutExpired:
-            code, said = None, "it was still running when the time was over"
+        except subprocess.TimeoutExpired:  # the next call does the case again
+            print("  a case was still running when the time was over", flush=True)
+            return
         before, part = begun, json.loads(chosen.output.read_text(encoding="utf-8"))[section]
         begun = part["begun"]
         if not part["ended"] and code != LOST:

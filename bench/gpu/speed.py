@@ -18,13 +18,14 @@ from bench.gpu.inputs import Call, make_call, run
 from sharp.plugins.triton.options import Options
 
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
-OTHER_DECODE = {"softmax, int8 cache": 2, "softmax, contiguous keys": 1}  # by how much a cache is smaller
+SCALED = {"softmax, int8 cache": torch.int8, "softmax, fp8 cache": torch.float8_e4m3fn}
+OTHER_DECODE = {**dict.fromkeys(SCALED, 2), "softmax, contiguous keys": 1}  # by how much a cache is smaller
 PREFILL = ("softmax", "ssa", "adaptive_softmax", "entmax")
 QUESTIONS = PREFILL
 QUESTION = (131_072, 32)  # tokens in the cache and new ones: a question about a long text
 NEAR_KEYS = "entmax, ALiBi"  # as in the papers' models: only keys nearby get a weight
 CONTEXTS = (1024, 8192, 32_768, 131_072, 1_048_576)
-PROMPTS = (1024, 8192, 32_768, 131_072)
+PROMPTS = (2048, 8192, 32_768, 131_072)
 BATCHES = (1, 8, 32)
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 SDPA_BACKENDS = {
@@ -78,9 +79,9 @@ def jobs(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
     if section == "prefill":
         near = options("entmax", alibi=True)
         return [Job(option, "prefill") for option in (*map(options, {*PREFILL, *QUESTIONS}), near)]
-    int8 = options("softmax", cache_dtype=torch.int8)
+    scaled = [options("softmax", cache_dtype=dtype) for dtype in SCALED.values()]
     contiguous = replace(options("softmax"), contiguous=True)
-    return [Job(option, "decode") for option in (*map(options, DECODE), int8, contiguous)]
+    return [Job(option, "decode") for option in (*map(options, DECODE), *scaled, contiguous)]
 
 
 def machine(cases: Cases) -> Iterator[dict[str, Any]]:
@@ -124,8 +125,8 @@ def _decode_calls(batch: int, context: int) -> list[Call]:
     return [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
 
 
-def _int8_calls(batch: int, context: int, layers: int) -> list[Call]:
-    options: dict[str, Any] = {"spread": SPREAD, "cache_dtype": torch.int8}
+def _scaled_calls(dtype: torch.dtype, batch: int, context: int, layers: int) -> list[Call]:
+    options: dict[str, Any] = {"spread": SPREAD, "cache_dtype": dtype}
     return [make_call("softmax", ((context - 1, 1),) * batch, seed=i, **options) for i in range(layers)]
 
 
@@ -158,8 +159,8 @@ def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context
         if find_spec("flashinfer") is None:
             return
         subject = _flashinfer_decode(batch, context, layers)
-    elif name == "softmax, int8 cache":
-        subject = _over(_int8_calls(batch, context, layers))
+    elif name in SCALED:
+        subject = _over(_scaled_calls(SCALED[name], batch, context, layers))
     elif name == "softmax, contiguous keys":
         subject = _contiguous_decode(batch, context, layers)
     else:

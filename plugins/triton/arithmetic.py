@@ -58,11 +58,12 @@ def in_bfloat16(numbers, PARTS: tl.constexpr):
     first = numbers.to(tl.bfloat16)
     if PARTS == 1:
         return (first,)
-    rest = left_over(numbers, first)
-    second = rest.to(tl.bfloat16)
-    if PARTS == 2:
-        return first, second
-    return first, second, left_over(rest, second).to(tl.bfloat16)
+    elif PARTS == 2:  # noqa: RET505 - Triton 3.6 wants returns behind each other to be of one type
+        return first, left_over(numbers, first).to(tl.bfloat16)
+    else:
+        rest = left_over(numbers, first)
+        second = rest.to(tl.bfloat16)
+        return first, second, left_over(rest, second).to(tl.bfloat16)
 
 
 @triton.jit

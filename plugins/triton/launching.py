@@ -66,8 +66,7 @@ class Attributes:
         """
         if self.normalizer not in NORMALIZERS:
             raise InputError(f"normalizer is {self.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}")
-        dtype, cache_dtype = (str(tensor.dtype).removeprefix("torch.") for tensor in (query, cache))
-        cache_dtype = "fp8" if cache.dtype == torch.float8_e4m3fn else cache_dtype
+        dtype, cache_dtype = type_name(query), type_name(cache)
         for name, kind, known in (("query", dtype, DTYPES), ("key_cache", cache_dtype, CACHE_DTYPES)):
             if kind not in known:
                 raise InputError(f"{name} is {kind}; the Triton kernels take {', '.join(known)}")
@@ -123,6 +122,11 @@ class Attributes:
         }
 
 
+def type_name(tensor: Tensor) -> str:
+    """What `Options` calls the type of a tensor's numbers."""
+    return "fp8" if tensor.dtype == torch.float8_e4m3fn else str(tensor.dtype).removeprefix("torch.")
+
+
 def check_shapes(**expected: tuple[Tensor | None, tuple[int, ...]]) -> None:
     """Raises InputError for the first tensor of another shape: the kernels would read and write beside it."""
     for name, (tensor, shape) in expected.items():
@@ -173,7 +177,7 @@ def launch(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
         raise InputError(
             "query is on the CPU; the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 to try them"
         )
-    if SPECIALIZED:  # of descriptors; a program may have an allocator of its own
+    if kernel.constants["OPTIONS"].specialized:  # has descriptors; a program may have an allocator of its own
         triton.set_allocator(_allocate)
     arguments = arguments | {"stage": kernel.stage}
     given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}

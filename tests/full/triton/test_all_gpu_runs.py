@@ -47,6 +47,15 @@ def test_a_call_without_time_begins_nothing_and_the_next_one_leaves_out_what_has
     assert (tmp_path / "first.json").read_text() != written
 
 
+def test_a_run_that_the_end_of_a_call_cuts_off_before_its_first_row_is_left(tmp_path: Path) -> None:
+    slow = Run("slow", "compiles first", 1, command("import time; time.sleep(2)", "--output", "{output}/slow.json"))
+    assert all_runs.main(["--output", str(tmp_path), "--minutes", "0.02"], [slow]) == LEFT
+    assert not (tmp_path / "runs.json").exists()
+    without_rows = Run("without rows", "never has a row", 0.02, slow.command)
+    assert all_runs.main(["--output", str(tmp_path)], [without_rows]) == 0
+    assert json.loads((tmp_path / "runs.json").read_text()) == {"without rows": "0"}
+
+
 def test_what_is_wrong_stops_the_others_unless_told_otherwise(tmp_path: Path) -> None:
     wrong, other = rows("correctness", 1, decides=True), rows("decode")
     assert all_runs.main(["--output", str(tmp_path)], [wrong, other]) == 1

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ def test_sections_run_in_their_own_order() -> None:
     assert run.parse([]).only == [
         "machine",
         "correctness",
+        "long",
         "decode",
         "shapes",
         "prefill",
@@ -70,13 +71,20 @@ def test_results_of_sections_are_merged(tmp_path: Path) -> None:
 def test_targets_are_judged_from_the_results() -> None:
     from bench.gpu.targets import targets
 
-    def decode(subject: str, microseconds: float, **more: float) -> dict[str, object]:
-        row = {"subject": subject, "batch": 32, "context": 8192, "microseconds_per_layer": microseconds}
+    def decode(
+        subject: str, microseconds: float, batch: int = 32, context: int = 8192, **more: float
+    ) -> dict[str, object]:
+        row = {"subject": subject, "batch": batch, "context": context, "microseconds_per_layer": microseconds}
         return {**row, "cache_gb_per_second": 1.07e6 / microseconds, **more}
 
     results = {
         "machine": {"rows": [{"what": "copy", "gb_per_second": 4000.0}]},
-        "decode": {"rows": [decode("softmax", 300.0), decode("ssa", 400.0), decode("entmax", 150.0, support=0.04)]},
+        "decode": {
+            "rows": [
+                *(decode("softmax", 300.0), decode("ssa", 400.0), decode("softmax", 290.0, 8, 32_768)),
+                decode("entmax", 145.0, 8, 32_768, support=0.04),
+            ]
+        },
         "prefill": {
             "rows": [
                 {"subject": "softmax", "length": 8192, "milliseconds": 2.0},
@@ -131,6 +139,61 @@ sys.exit(run.main())
         assert errors[1] == "ValueError: wrong tile" and "fail" in part["rows"][1]["where"][-1]
         assert "code 7" in errors[2] and part["rows"][2]["case"] == 3
         assert errors[3] == "RuntimeError: illegal memory access"
+
+
+def test_a_case_that_the_end_of_the_time_cuts_off_is_done_again(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    script = tmp_path / "run_too_long.py"
+    script.write_text(f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from bench.gpu import run
+
+def rows_of(section, chosen, cases):
+    yield from cases.run({{"number": 1}}, lambda: [{{"holds": True}}])
+    yield from cases.run({{"number": 2}}, lambda: time.sleep(600 * ("SLOW" in os.environ)) or [{{"holds": True}}])
+
+torch.cuda.is_available, run.device, run.rows_of, run.MODULE = lambda: True, dict, rows_of, "run_too_long"
+run.GRACE_SECONDS = 0
+sys.exit(run.main())
+""")
+    command = [sys.executable, "-m", "run_too_long", "--only", "tiles", "--output", output, "--resume"]
+    slow = subprocess.run(
+        [*command, "--minutes", "0.5"], cwd=tmp_path, env={**os.environ, "SLOW": "1"}, capture_output=True, timeout=300
+    )
+    assert b"still running when the time was over" in slow.stdout
+    assert [row["number"] for row in json.loads(output.read_text())["tiles"]["rows"]] == [1]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    part = json.loads(output.read_text())["tiles"]
+    assert part["complete"] and [row["number"] for row in part["rows"]] == [1, 2]
+
+
+def test_every_case_is_one_of_which_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.gpu import correctness, library, speed, tiles
+    from sharp.plugins.triton.variants import kernels
+
+    short = ((1, 1),)
+    monkeypatch.setattr(correctness, "SEQUENCES", dict.fromkeys(correctness.SEQUENCES, short))
+    for options in library.options_of_cases(quick=False):
+        assert kernels(options, 90)
+    jobs = [job for section in ("decode", "prefill", "statistics") for job in speed.jobs(section)]  # type: ignore[arg-type]
+    assert all(job.kernels(90) for job in [*jobs, *tiles.jobs()])
+
+
+def test_a_crash_of_the_compiler_costs_no_case() -> None:
+    from bench.gpu.compilation import Compilations
+    from bench.gpu.correctness import computed, make_case, submit
+    from sharp.plugins.triton.options import Options
+
+    with ProcessPoolExecutor(1) as executor:
+        assert isinstance(executor.submit(os.abort).exception(), BrokenExecutor)
+        compilations = Compilations(executor, 90)
+        options = Options("softmax", "float32", "float32", 64, 64, 16)
+        compilations.begin(options)
+        compilations.finish(options)
+        call = make_case(device="cpu", normalizer="softmax", head_dim=16, dtype=torch.float32)
+        assert computed(submit(executor, sum, (1, 2)), call, lambda *_: "reference") == "reference"
 
 
 def test_a_section_goes_on_behind_the_rows_that_an_earlier_call_wrote(tmp_path: Path) -> None:
@@ -219,7 +282,7 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
     assert finished.returncode == 0, finished.stderr
     rows = [json.loads(line) for line in finished.stdout.splitlines()]
     assert {row["section"]: sum(row["section"] == other["section"] for other in rows) for row in rows} == {
-        "decode": 5,
+        "decode": 6,
         "shapes": 8,
         "prefill": 5,
         "statistics": 2,

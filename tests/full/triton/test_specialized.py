@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sharp.plugins.ops.attention_reference import ContiguousOutput
 from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.triton.launch_sizes import Shapes
+from sharp.plugins.triton.launching import launch
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels
 from tests.full.triton import interpreted
@@ -135,3 +138,20 @@ def test_calls_that_it_has_no_kernel_for_are_launched_as_ever(changes: dict[str,
     options = dataclasses.replace(plain, **changes)
     given, ever = kernels(options, capability, specialized=True), kernels(options, capability)
     assert [(one.name, one.constants) for one in given] == [(one.name, one.constants) for one in ever]
+
+
+def test_its_descriptors_have_memory_whoever_launches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Launched:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda **_: order.append("launch")
+
+    order: list[str] = []
+    monkeypatch.setattr("triton.set_allocator", lambda _: order.append("memory"))
+    options = Options("softmax", "bfloat16", "bfloat16", 64, 64, 128)
+    call = {"query": torch.empty(1, device="meta")}
+    shapes = Shapes(300, 1, 3, 4, 2, 132)
+    for special, expected in ((False, ["launch"]), (True, ["memory", "launch"])):
+        given = {"OPTIONS": dataclasses.replace(options, specialized=special)}
+        launch(Kernel(Launched(), {}, given, 4, 2, lambda _: (1, 1, 1)), shapes, call)
+        assert order == expected
+        order.clear()
