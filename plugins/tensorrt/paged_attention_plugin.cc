@@ -23,15 +23,17 @@ enum Input {
   kHeadParams,
   kAlibiSlopes,
   kCollectStats,
+  kKeyScale,
+  kValueScale,
   kInputCount
 };
-enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats };
+enum Output { kOutput, kKeyCacheOut, kValueCacheOut, kStats, kKeyScaleOut, kValueScaleOut };
 
-constexpr const char* kInputNames[] = {"query",        "key",          "value",        "key_cache",
-                                       "value_cache",  "slot_mapping", "block_table",  "query_start",
-                                       "context_lens", "head_params",  "alibi_slopes", "collect_stats"};
+constexpr const char* kInputNames[] = {"query",        "key",           "value",       "key_cache",    "value_cache",
+                                       "slot_mapping", "block_table",   "query_start", "context_lens", "head_params",
+                                       "alibi_slopes", "collect_stats", "key_scale",   "value_scale"};
 constexpr int32_t kRequiredInputs = kContextLens + 1;
-constexpr int32_t kRanks[kInputCount] = {3, 3, 3, 4, 4, 1, 2, 1, 1, -1, -1, -1};
+constexpr int32_t kRanks[kInputCount] = {3, 3, 3, 4, 4, 1, 2, 1, 1, -1, -1, -1, 2, 2};
 
 // An optional input that is left out before a given one is an empty tensor.
 bool is_given(Input input, const Dims* dims, int32_t count) {
@@ -39,9 +41,9 @@ bool is_given(Input input, const Dims* dims, int32_t count) {
 }
 
 // The sizes and types of a call, all inputs checked against each other; -1 where a size is not known yet.
-SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims, const DataType* types,
+SharpPagedAttention sizes_of(bool scaled, const SharpAttributes& attributes, const Dims* dims, const DataType* types,
                              int32_t count) {
-  require_count(count, kRequiredInputs, kInputCount);
+  require_count(count, scaled ? kInputCount : kRequiredInputs, scaled ? kInputCount : kKeyScale);
   for (int32_t input = 0; input < count; ++input)
     if (kRanks[input] >= 0) require_rank(kInputNames[input], dims[input], kRanks[input]);
   SharpPagedAttention problem{};
@@ -68,6 +70,9 @@ SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims
           "query, key and key_cache must have the same head_dim");
   require(dims[kValueCache].d[2] == problem.block_size && dims[kValueCache].d[3] == problem.value_dim,
           "value_cache must be [blocks, kv_heads, block_size, value_dim]");
+  for (const Input scale : {kKeyScale, kValueScale})
+    require(!scaled || (dims[scale].d[0] == problem.blocks && dims[scale].d[1] == problem.kv_heads),
+            "key_scale and value_scale must be [blocks, kv_heads]");
   const auto given = [&](Input input) { return is_given(input, dims, count) ? &dims[input] : nullptr; };
   read_head_inputs(problem, given(kHeadParams), given(kAlibiSlopes));
   return problem;
@@ -75,10 +80,16 @@ SharpPagedAttention sizes_of(const SharpAttributes& attributes, const Dims* dims
 
 }  // namespace
 
+// Optional inputs may be missing at the end; scales are last.
+bool PagedAttentionPlugin::takes(int32_t input_count, int32_t output_count) const {
+  const bool inputs = scaled_ ? input_count == kInputCount : input_count >= kRequiredInputs && input_count <= kKeyScale;
+  return inputs && output_count == output_count_;
+}
+
 nvinfer1::IPluginV3* PagedAttentionPlugin::clone() noexcept {
   PagedAttentionPlugin* copy = nullptr;
   status_of([&] {
-    copy = new PagedAttentionPlugin(attributes_, phase_, device_);
+    copy = new PagedAttentionPlugin(scaled_, attributes_, phase_, device_);
     copy->input_count_ = input_count_;
   });
   return copy;
@@ -86,37 +97,41 @@ nvinfer1::IPluginV3* PagedAttentionPlugin::clone() noexcept {
 
 int32_t PagedAttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t output_count, const DataType* inputs,
                                                  int32_t input_count) const noexcept {
-  if (output_count != kOutputCount || input_count < kRequiredInputs) return 1;
+  if (!takes(input_count, output_count)) return 1;
   outputs[kOutput] = inputs[kQuery];
   outputs[kKeyCacheOut] = inputs[kKeyCache];
   outputs[kValueCacheOut] = inputs[kValueCache];
-  outputs[kStats] = DataType::kFLOAT;
+  for (int32_t output = kStats; output < output_count; ++output) outputs[output] = DataType::kFLOAT;
   return 0;
 }
 
 int32_t PagedAttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t input_count,
                                               const nvinfer1::DimsExprs*, int32_t, nvinfer1::DimsExprs* outputs,
                                               int32_t output_count, nvinfer1::IExprBuilder& builder) noexcept {
-  if (output_count != kOutputCount || input_count < kRequiredInputs) return 1;
+  if (!takes(input_count, output_count)) return 1;
   outputs[kOutput] = inputs[kQuery];
   outputs[kOutput].d[2] = inputs[kValue].d[2];
   outputs[kKeyCacheOut] = inputs[kKeyCache];
   outputs[kValueCacheOut] = inputs[kValueCache];
   outputs[kStats] = inputs[kQuery];
   outputs[kStats].d[2] = builder.constant(attributes_.stats_columns);
+  if (scaled_) {
+    outputs[kKeyScaleOut] = inputs[kKeyScale];
+    outputs[kValueScaleOut] = inputs[kValueScale];
+  }
   return 0;
 }
 
 bool PagedAttentionPlugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors,
                                                      int32_t input_count, int32_t output_count) noexcept {
-  if (input_count < kRequiredInputs || input_count > kInputCount || output_count != kOutputCount) return false;
+  if (!takes(input_count, output_count)) return false;
   const PluginTensorDesc& tensor = tensors[position].desc;
   if (tensor.format != nvinfer1::TensorFormat::kLINEAR) return false;
   const DataType type = tensor.type;
   const auto is = [&](int32_t other) { return type == tensors[other].desc.type; };
   if (position >= input_count) {
     const int32_t output = position - input_count;
-    if (output == kStats) return type == DataType::kFLOAT;
+    if (output >= kStats) return type == DataType::kFLOAT;
     return is(output == kOutput ? kQuery : output == kKeyCacheOut ? kKeyCache : kValueCache);
   }
   switch (position) {
@@ -126,12 +141,15 @@ bool PagedAttentionPlugin::supportsFormatCombination(int32_t position, const Dyn
     case kValue:
       return is(kQuery);
     case kKeyCache:  // float32 queries may have a cache of half the size
+      if (scaled_) return has_scales(type);
       return is(kQuery) ||
              (tensors[kQuery].desc.type == DataType::kFLOAT && (type == DataType::kHALF || type == DataType::kBF16));
     case kValueCache:
       return is(kKeyCache);
     case kHeadParams:
     case kAlibiSlopes:
+    case kKeyScale:
+    case kValueScale:
       return type == DataType::kFLOAT;
     case kCollectStats:  // 0 or 1: the kernels read the first byte
       return type == DataType::kBOOL || type == DataType::kINT32;
@@ -144,7 +162,7 @@ int32_t PagedAttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inp
                                               const DynamicPluginTensorDesc*, int32_t) noexcept {
   return status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count, false);
-    sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    sizes_of(scaled_, attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
     plan_for_device();
   });
@@ -155,7 +173,7 @@ size_t PagedAttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inp
   size_t bytes = 0;
   status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count, true);
-    SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    SharpPagedAttention problem = sizes_of(scaled_, attributes_, shapes.dims, shapes.types, input_count);
     problem.multiprocessors = device_.multiprocessors;
     check(sharp_cuda_workspace_bytes(&problem, &bytes));
   });
@@ -163,15 +181,25 @@ size_t PagedAttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inp
 }
 
 int32_t PagedAttentionPlugin::getAliasedInput(int32_t output) noexcept {
-  if (output == kKeyCacheOut) return kKeyCache;
-  return output == kValueCacheOut ? kValueCache : -1;
+  switch (output) {
+    case kKeyCacheOut:
+      return kKeyCache;
+    case kValueCacheOut:
+      return kValueCache;
+    case kKeyScaleOut:
+      return kKeyScale;
+    case kValueScaleOut:
+      return kValueScale;
+    default:
+      return -1;
+  }
 }
 
 int32_t PagedAttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_count,
                                             const PluginTensorDesc*, int32_t) noexcept {
   return status_of([&] {
     const Shapes<kInputCount> shapes(inputs, input_count);
-    SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count);
+    SharpPagedAttention problem = sizes_of(scaled_, attributes_, shapes.dims, shapes.types, input_count);
     input_count_ = input_count;
     check_device();
     problem.multiprocessors = device_.multiprocessors;
@@ -185,7 +213,7 @@ int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions
   return status_of([&] {
     const Shapes<kInputCount> shapes(input_descriptions, input_count_);
     if (building()) return write_zeros(inputs, output_descriptions, outputs, stream);
-    SharpPagedAttention problem = sizes_of(attributes_, shapes.dims, shapes.types, input_count_);
+    SharpPagedAttention problem = sizes_of(scaled_, attributes_, shapes.dims, shapes.types, input_count_);
     problem.multiprocessors = device_.multiprocessors;
     const auto updated = [&](Input cache, Output to) {
       const size_t bytes = elements(shapes.dims[cache]) * bytes_of(shapes.types[cache]);
@@ -200,6 +228,10 @@ int32_t PagedAttentionPlugin::enqueue(const PluginTensorDesc* input_descriptions
     problem.value = inputs[kValue];
     problem.key_cache = updated(kKeyCache, kKeyCacheOut);
     problem.value_cache = updated(kValueCache, kValueCacheOut);
+    if (scaled_) {
+      problem.key_scale = static_cast<float*>(updated(kKeyScale, kKeyScaleOut));
+      problem.value_scale = static_cast<float*>(updated(kValueScale, kValueScaleOut));
+    }
     problem.slot_mapping = static_cast<const int32_t*>(inputs[kSlotMapping]);
     problem.block_table = static_cast<const int32_t*>(inputs[kBlockTable]);
     problem.query_start = static_cast<const int32_t*>(inputs[kQueryStart]);

@@ -1,5 +1,7 @@
 // ai.sharp::PagedAttention as a TensorRT plugin. The caches are updated in place where TensorRT lets an output be its
 // input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
+//
+// TensorRT asks for the number of outputs before it names any type, so a cache with scales has a version of its own: 2.
 #pragma once
 
 #include "plugin.h"
@@ -8,10 +10,11 @@ namespace sharp::tensorrt {
 
 class PagedAttentionPlugin : public Plugin {
  public:
-  static constexpr const char* kName = "PagedAttention";
+  static constexpr const char *kName = "PagedAttention", *kVersion = "1", *kScaledVersion = "2";
 
-  PagedAttentionPlugin(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
-      : Plugin(kName, attributes, phase, device) {}
+  PagedAttentionPlugin(bool scaled, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase,
+                       SharpDevice device)
+      : Plugin(kName, scaled ? kScaledVersion : kVersion, scaled ? 6 : 4, attributes, phase, device), scaled_(scaled) {}
 
   nvinfer1::IPluginV3* clone() noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,
@@ -33,6 +36,11 @@ class PagedAttentionPlugin : public Plugin {
   int32_t enqueue(const nvinfer1::PluginTensorDesc* input_descriptions,
                   const nvinfer1::PluginTensorDesc* output_descriptions, const void* const* inputs,
                   void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
+
+ private:
+  bool takes(int32_t input_count, int32_t output_count) const;
+
+  bool scaled_;
 };
 
 }  // namespace sharp::tensorrt

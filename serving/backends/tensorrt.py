@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.cuda.model_package import add_kernels_for_gpu
 from sharp.plugins.cuda.runtime import Cuda
 from sharp.plugins.cuda.sampler import find_sampler
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
@@ -36,7 +37,7 @@ DTYPES = {
     "stats": "FLOAT",
 }
 ITEM_BYTES = {"INT64": 8, "INT32": 4, "BOOL": 1}
-CACHE_DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
+CACHE_DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int8": "INT8", "fp8": "FP8"}
 
 
 class TensorRtBackend:
@@ -93,7 +94,8 @@ class TensorRtBackend:
         """Load the engine of a model folder.
 
         Raises:
-            InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it.
+            InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it, or
+            kernels are missing.
             SharpError: TensorRT, cuda-python or the plugin is missing.
         """
         if config.device == "cpu" or not config.kernels:
@@ -109,6 +111,7 @@ class TensorRtBackend:
         logger = trt.Logger(trt.Logger.ERROR)
         if described.plugin is not None:
             load_plugin(trt)
+            add_kernels_for_gpu(folder, gpu)
         engine = trt.Runtime(logger).deserialize_cuda_engine(content)
         if engine is None:
             raise InputError(

@@ -57,6 +57,7 @@ class Recorder:
     def __init__(self):
         self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
         self.built = b"engine"
+        self.with_kernels = []  # model folders
 
     def module(self):
         module = ModuleType("tensorrt")
@@ -117,6 +118,7 @@ class Recorder:
         monkeypatch.setitem(sys.modules, "tensorrt", self.module())
         for user in ("plugins.tensorrt.package", "exporter.tensorrt.tensorrt"):
             monkeypatch.setattr(f"sharp.{user}.library_path", lambda runtime: f"/lib/{runtime}.so")
+        monkeypatch.setattr("sharp.exporter.tensorrt.tensorrt.add_kernels_for_gpu", self.with_kernels.append)
 
 
 def test_without_tensorrt_it_says_what_to_install(paged):
@@ -148,7 +150,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     assert [(cast.op_type, list(cast.output), cast.attribute[0].i) for cast in casts] == [
         ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
     ]
-    assert recorder.loaded == ["/lib/tensorrt.so"]
+    assert recorder.loaded == ["/lib/tensorrt.so"] and recorder.with_kernels == [paged]
     assert recorder.features == [("aliasing", True)]
     decode, every = recorder.profiles
     assert every["block_table"] == decode["block_table"] == [(1, 1), (2, 2), (4, 4)]
@@ -168,6 +170,59 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     cache.write_bytes(b"damaged")
     result = run(paged, *options, "--timing-cache", cache)
     assert (result.exit_code, "is not a timing cache of TensorRT 10.14.1" in result.output) == (2, True)
+
+
+def device(capability):
+    return SimpleNamespace(name="a GPU", compute_capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [("int8", "onnxruntime"), ("fp8", "tensorrt"), full("int8", "tensorrt"), full("fp8", "onnxruntime")],
+)
+def test_a_cache_of_8_bits_goes_to_the_plugin_with_its_scales(folders, monkeypatch, tmp_path, dtype, target):
+    out = shutil.copytree(folders("softmax", "--kv-dtype", dtype, "--target", target), tmp_path / "out")
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    monkeypatch.setattr("sharp.exporter.tensorrt.tensorrt.find_device", lambda: device(89))
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    model = onnx.load_from_string(recorder.model)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert nodes and not model.functions
+    for number, node in enumerate(nodes):
+        # Neither an input nor an output may be without a name.
+        assert all(node.input) and list(node.input[9:]) == [
+            "ai.sharp.absent",
+            "ai.sharp.absent",
+            "collect_stats.int32",
+            f"key_scale.{number}",
+            f"value_scale.{number}",
+        ]
+        updated = ("key_cache_out", "value_cache_out", "key_scale_out", "value_scale_out")
+        assert len(node.output) == 6 and [node.output[at] for at in (1, 2, 4, 5)] == [
+            f"{name}.{number}" for name in updated
+        ]
+        versions = [one.s for one in node.attribute if one.name == "plugin_version"]
+        assert versions == [b"2"]
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    kind = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}[dtype]
+    assert kinds["key_cache.0"] == kinds["key_cache_out.0"] == kind
+    assert recorder.profiles[0]["key_scale.0"][2][0] == recorder.profiles[0]["key_cache.0"][2][0]
+    (out / "model.onnx").write_bytes(recorder.model)
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx"]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    assert (given["op"], given["version"]) == ("PagedAttention", "2"), finished.stderr
+
+
+def test_an_fp8_cache_needs_a_gpu_that_has_fp8(folders, monkeypatch, tmp_path):
+    out = folders("softmax", "--kv-dtype", "fp8", "--target", "tensorrt")
+    Recorder().install(monkeypatch)
+    monkeypatch.setattr("sharp.exporter.tensorrt.tensorrt.find_device", lambda: device(86))
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    said = "an fp8 cache, which TensorRT takes from compute capability 8.9 on; a GPU has 8.6" in result.output
+    assert (result.exit_code, said) == (2, True), result.output
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
