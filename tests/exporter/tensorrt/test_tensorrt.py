@@ -17,6 +17,7 @@ from sharp.exporter.build import build
 from sharp.exporter.cli import export
 from sharp.exporter.tensorrt.engine import progress_monitor
 from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import give_the_old_name, tiny_model
 from tests.marks import full
 
@@ -223,6 +224,42 @@ def test_an_fp8_cache_needs_a_gpu_that_has_fp8(folders, monkeypatch, tmp_path):
     result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
     said = "an fp8 cache, which TensorRT takes from compute capability 8.9 on; a GPU has 8.6" in result.output
     assert (result.exit_code, said) == (2, True), result.output
+
+
+def test_quantized_weights_go_to_the_parser_as_standard_ops(folders, monkeypatch, tmp_path):
+    out = folders("ssa", "--quantize", "int8")
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    read = []
+
+    def parse(content, path):
+        (Path(path).parent / "read.onnx").write_bytes(content)
+        read.append(onnx.load(Path(path).parent / "read.onnx"))  # with its weights, which lie beside `path`
+        return True
+
+    monkeypatch.setattr(recorder, "parse", parse)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    [model] = read
+    kinds = {(node.domain, node.op_type) for node in model.graph.node}
+    assert {("", "DequantizeLinear"), ("ai.sharp", "PagedAttention")} <= kinds
+    assert {domain for domain, _ in kinds} == {"", "ai.sharp"}
+    hashed = json.loads((tmp_path / "engine.json").read_text())["model_sha256"]
+    assert hashed == hashlib.sha256((out / "model.onnx").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization": "int4"}, "takes blocks of 64 and 128; export the model again with --quantize int4-128"),
+        ({"quantization": "int8", "opset": 20}, "is quantized and of opset 20, and TensorRT reads weights of 4 bits"),
+    ],
+)
+def test_quantized_weights_that_tensorrt_has_no_form_for(paged, monkeypatch, changes, words):
+    read_manifest(paged).model_copy(update=changes).write(paged)
+    Recorder().install(monkeypatch)
+    result = run(paged, "--backend", "tensorrt", "--max-context", 64)
+    assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
