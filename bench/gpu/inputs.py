@@ -159,11 +159,12 @@ def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict
     return torch.cat(columns, 1) if columns else None
 
 
-UPDATED = ("key_cache", "value_cache", "key_scale", "value_scale")  # in place, where there are some
+# In place, where there are some.
+UPDATED = ("key_cache", "value_cache", "key_scale", "value_scale", "key_screen")
 
 
 def run(call: Call) -> tuple[Tensor, ...]:
-    """The op by our kernels: output, caches, which change, their scales and stats."""
+    """The op by our kernels: output, caches, which change, their scales or screen, and stats."""
     from sharp.plugins.triton.paged_attention import paged_attention as ours
 
     output, *_, stats = ours(**call.tensors, normalizer=call.normalizer, **call.attributes)
@@ -171,7 +172,7 @@ def run(call: Call) -> tuple[Tensor, ...]:
 
 
 def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Output, caches, their scales and stats in float64; `arrays` are the call's tensors before it."""
+    """Output, caches, their scales or screen, and stats in float64; `arrays` are the call's tensors before it."""
     attributes = dict(attributes)
     options = {name: attributes.pop(name) for name in ("alpha",) if name in attributes}
     result = paged_attention(**arrays, normalizer=Normalizer(normalizer, **options), **attributes)  # type: ignore[arg-type]

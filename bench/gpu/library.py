@@ -58,7 +58,7 @@ class Caller:
         self.call_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(AttentionProblem), *workspace]
 
     def paged_attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
-        """Output, caches, their scales and stats; under "plugin copying" the call's own caches stay as they are."""
+        """Output, caches, scales or screen, stats; under "plugin copying" the call's own caches stay as they are."""
         tensors = call.tensors
         query = tensors["query"]
         output = query.new_full((*query.shape[:2], tensors["value"].shape[2]), float("nan"))

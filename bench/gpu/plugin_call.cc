@@ -107,8 +107,8 @@ int call(const Made& made, const Inputs& inputs, const Outputs& outputs, void* w
 
 }  // namespace
 
-// The caches and scales of the problem become those of `updated`, in the order of the outputs, which may be the same
-// memory.
+// The caches of the problem, their scales or their screen become those of `updated`, in the order of the outputs, which
+// may be the same memory.
 SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPagedAttention* problem,
                                             void* const* updated, void* workspace, size_t* workspace_bytes,
                                             SharpStream stream) {
@@ -139,7 +139,15 @@ SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPage
     outputs.add(updated[2], DataType::kFLOAT, {p.blocks, p.kv_heads});
     outputs.add(updated[3], DataType::kFLOAT, {p.blocks, p.kv_heads});
   }
-  const Made made = make(library, "PagedAttention", scaled ? "2" : "1", p.attributes);
+  if (p.screened) {
+    const int64_t screen_bytes = p.block_size * ((p.head_dim + 3) / 4 * 4 + 8);
+    inputs.add_optional(nullptr, DataType::kFLOAT, {});
+    inputs.add_optional(nullptr, DataType::kFLOAT, {});
+    inputs.add(p.key_screen, DataType::kINT8, {p.blocks, p.kv_heads, screen_bytes});
+    inputs.add_optional(p.key_shift, DataType::kFLOAT, {p.kv_heads, p.head_dim});
+    outputs.add(updated[2], DataType::kINT8, {p.blocks, p.kv_heads, screen_bytes});
+  }
+  const Made made = make(library, "PagedAttention", scaled ? "2" : p.screened ? "3" : "1", p.attributes);
   return call(made, inputs, outputs, workspace, workspace_bytes, stream);
 }
 

@@ -51,7 +51,7 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
 def leave_out_key_screens(model: onnx.ModelProto) -> None:
     """Take the screens from a model's nodes, inputs and outputs, for engines that have none; the result is the same.
 
-    To TensorRT's plugin a screen would be two inputs and an output more; TensorRT-RTX runs no kernel of ours.
+    TensorRT-RTX runs no kernel of ours.
     """
     graph = model.graph
     for node in graph.node:

@@ -160,6 +160,7 @@ def size_ranges(manifest: Manifest, limits: EngineLimits) -> Mapping[str, tuple[
         "tokens": up_to(limits.tokens) if manifest.cache.form == "paged" else per_sequence,
         "outputs": up_to(limits.tokens),
         "blocks": up_to(all_blocks),
+        "screen_blocks": up_to(all_blocks),
         "max_blocks": up_to(blocks),
         "past": up_to(limits.context, least=0),
         "length": per_sequence,

@@ -6,7 +6,6 @@ from typing import Any
 import onnx
 from rich.progress import Progress
 
-from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.exporter.graph.lowering import inline
 from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
 from sharp.plugins import library_path
@@ -42,8 +41,6 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
     if manifest.cache.dtype == "fp8":
         _check_fp8(path)
     model = onnx.load(path, load_external_data=False)
-    if manifest.cache.key_screens:
-        leave_out_key_screens(model)
     paged = manifest.cache.form == "paged"
     plugin = None
     if manifest.target != "portable":

@@ -37,9 +37,9 @@ class Creator : public nvinfer1::IPluginCreatorV3One {
   Make make_;
 };
 
-template <bool kScaled>
+template <Beside kBeside>
 nvinfer1::IPluginV3* make_paged(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device) {
-  return new PagedAttentionPlugin(kScaled, attributes, phase, device);
+  return new PagedAttentionPlugin(kBeside, attributes, phase, device);
 }
 
 nvinfer1::IPluginV3* make_contiguous(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase,
@@ -66,13 +66,14 @@ extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterf
     int32_t& count) {
   using namespace sharp::tensorrt;
   using Paged = PagedAttentionPlugin;
-  static Creator paged(Paged::kName, Paged::kVersion, make_paged<false>);
-  static Creator scaled(Paged::kName, Paged::kScaledVersion, make_paged<true>);
+  static Creator paged(Paged::kName, Paged::kVersions[0], make_paged<Beside::kNothing>);
+  static Creator scaled(Paged::kName, Paged::kVersions[1], make_paged<Beside::kScales>);
+  static Creator screened(Paged::kName, Paged::kVersions[2], make_paged<Beside::kScreen>);
   static Creator contiguous(AttentionPlugin::kName, AttentionPlugin::kVersion, make_contiguous);
   // Of engines that were built when the plugin had the name of ONNX's op.
   static Creator old("Attention", AttentionPlugin::kVersion, make_contiguous);
-  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged, &scaled, &contiguous, &old};
-  count = 4;
+  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged, &scaled, &screened, &contiguous, &old};
+  count = 5;
   return creators;
 }
 

@@ -5,8 +5,8 @@ import onnx
 from sharp.plugins.ops import schema
 from sharp.plugins.ops.function_body import complete_inputs, given_inputs
 
-SCALED_VERSION = b"2"
-"""Of the plugin over caches with scales; `paged_attention_plugin.h` says why it has one of its own."""
+SCALED_VERSION, SCREENED_VERSION = b"2", b"3"
+"""Of the plugin over caches with scales or a key screen; `paged_attention_plugin.h` says why they have their own."""
 
 
 def leave_to_plugin(model: onnx.ModelProto) -> None:
@@ -27,6 +27,10 @@ def leave_to_plugin(model: onnx.ModelProto) -> None:
             if {*schema.SCALES} & {*given}:
                 _name_outputs(node, (*schema.OUTPUTS, *(f"{name}_out" for name in schema.SCALES)))
                 _set_version(node, SCALED_VERSION)
+            elif "key_screen" in given:
+                del node.output[len(schema.OUTPUTS) : -1]  # those of scales
+                _name_outputs(node, (*schema.OUTPUTS, "key_screen_out"))
+                _set_version(node, SCREENED_VERSION)
 
 
 def _name_outputs(node: onnx.NodeProto, names: tuple[str, ...]) -> None:

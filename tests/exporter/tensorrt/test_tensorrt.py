@@ -173,6 +173,14 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     assert (result.exit_code, "is not a timing cache of TensorRT 10.14.1" in result.output) == (2, True)
 
 
+def first_plugin(path):
+    """What TensorRT-RTX's parser gives the first creator that it asks."""
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", path]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    return given
+
+
 def device(capability):
     return SimpleNamespace(name="a GPU", compute_capability=capability)
 
@@ -211,10 +219,25 @@ def test_a_cache_of_8_bits_goes_to_the_plugin_with_its_scales(folders, monkeypat
     assert kinds["key_cache.0"] == kinds["key_cache_out.0"] == kind
     assert recorder.profiles[0]["key_scale.0"][2][0] == recorder.profiles[0]["key_cache.0"][2][0]
     (out / "model.onnx").write_bytes(recorder.model)
-    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx"]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
-    assert (given["op"], given["version"]) == ("PagedAttention", "2"), finished.stderr
+    given = first_plugin(out / "model.onnx")
+    assert (given["op"], given["version"]) == ("PagedAttention", "2")
+
+
+def test_a_key_screen_goes_to_the_plugin(folders, monkeypatch, tmp_path):
+    out = shutil.copytree(folders("entmax", "--key-screen", "int8"), tmp_path / "out")
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    model = onnx.load_from_string(recorder.model)
+    [node] = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    absent = ["ai.sharp.absent"] * 2
+    assert list(node.input[9:]) == [*absent, "collect_stats.int32", *absent, "key_screen.0", "key_shift.0"]
+    assert len(node.output) == 5 and all(node.output) and node.output[4] == "key_screen_out.0"
+    assert [one.s for one in node.attribute if one.name == "plugin_version"] == [b"3"]
+    assert recorder.profiles[0]["key_screen.0"][2][0] == recorder.profiles[0]["key_cache.0"][2][0]
+    (out / "model.onnx").write_bytes(recorder.model)
+    assert first_plugin(out / "model.onnx")["version"] == "3"
 
 
 def test_an_fp8_cache_needs_a_gpu_that_has_fp8(folders, monkeypatch, tmp_path):
@@ -302,9 +325,7 @@ def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypa
     recorder.install(monkeypatch)
     assert run(out, "--backend", "tensorrt", "--max-context", 64).exit_code == 0
     (out / "model.onnx").write_bytes(recorder.model)
-    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx"]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    given = first_plugin(out / "model.onnx")
     assert (given["op"], given["values"]["normalizer"]) == ("SharpAttention", "ssa\0")
 
 

@@ -42,7 +42,12 @@ class Creator(trt.IPluginCreatorV3One):
         )
 
 
-creators = [Creator("PagedAttention", "1"), Creator("PagedAttention", "2"), Creator("SharpAttention", "1")]
+creators = [
+    Creator("PagedAttention", "1"),
+    Creator("PagedAttention", "2"),
+    Creator("PagedAttention", "3"),
+    Creator("SharpAttention", "1"),
+]
 assert all(trt.get_plugin_registry().register_creator(creator, "") for creator in creators)
 logger = trt.Logger(trt.Logger.ERROR)
 network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

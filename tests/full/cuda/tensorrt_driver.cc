@@ -29,6 +29,15 @@ std::vector<PluginTensorDesc> scaled_step(DataType cache) {
   return tensors;
 }
 
+// The same over a cache with a key screen.
+std::vector<PluginTensorDesc> screened_step() {
+  std::vector<PluginTensorDesc> tensors = step();
+  for (int scale = 0; scale < 2; ++scale) tensors.push_back(tensor(DataType::kFLOAT, dims({0})));
+  tensors.push_back(tensor(DataType::kINT8, dims({100, 2, 16 * (64 + 8)})));
+  tensors.push_back(tensor(DataType::kFLOAT, dims({2, 64})));
+  return tensors;
+}
+
 // Asks position by position, as TensorRT does, and prints the pairs of types that are taken with `count` inputs.
 void sweep(const Plugin& plugin, int32_t count) {
   const std::initializer_list<DataType> types = {DataType::kFLOAT, DataType::kHALF,  DataType::kBF16, DataType::kINT8,
@@ -54,9 +63,14 @@ void sweep(const Plugin& plugin, int32_t count) {
 // Every position of `right`, the tensors of a step, with one type or layout that does not fit.
 void sweep_wrong(const Plugin& plugin, std::vector<PluginTensorDesc> right) {
   const int32_t inputs = int32_t(right.size()), outputs = plugin.build->getNbOutputs();
-  for (const DataType output : {DataType::kHALF, right[3].type, right[3].type})
+  for (const DataType output : {DataType::kHALF, right[3].type, right[3].type, DataType::kFLOAT})
     right.push_back(tensor(output, dims({})));
-  right.resize(inputs + outputs, tensor(DataType::kFLOAT, dims({})));
+  right.resize(inputs + outputs, tensor(inputs > 14 ? DataType::kINT8 : DataType::kFLOAT, dims({})));
+  std::printf("right %d", inputs);
+  for (int32_t position = 0; position < inputs + outputs; ++position)
+    if (!plugin.build->supportsFormatCombination(position, dynamic(right).data(), inputs, outputs))
+      std::printf(" refused at %d", position);
+  std::printf("\n");
   for (size_t position = 0; position < right.size(); ++position)
     for (int wrong = 0; wrong < 2; ++wrong) {
       auto described = dynamic(right);
@@ -69,7 +83,7 @@ void sweep_wrong(const Plugin& plugin, std::vector<PluginTensorDesc> right) {
 
 void shapes(const Plugin& plugin, int32_t input_count, DataType cache) {
   Builder builder;
-  const char* names[14][4] = {{"tokens", "q_heads", "head_dim"},
+  const char* names[16][4] = {{"tokens", "q_heads", "head_dim"},
                               {"tokens", "kv_heads", "head_dim"},
                               {"tokens", "kv_heads", "value_dim"},
                               {"blocks", "kv_heads", "head_dim", "block_size"},
@@ -82,16 +96,18 @@ void shapes(const Plugin& plugin, int32_t input_count, DataType cache) {
                               {"q_heads"},
                               {},
                               {"blocks", "kv_heads"},
-                              {"blocks", "kv_heads"}};
+                              {"blocks", "kv_heads"},
+                              {"blocks", "kv_heads", "bytes"},
+                              {"kv_heads", "head_dim"}};
   const int32_t output_count = plugin.build->getNbOutputs();
-  DimsExprs inputs[14]{}, outputs[6]{};
+  DimsExprs inputs[16]{}, outputs[6]{};
   for (int32_t input = 0; input < input_count; ++input)
     for (const char* name : names[input])
       if (name != nullptr) inputs[input].d[inputs[input].nbDims++] = builder.make(name);
   std::printf("shapes status %d\n",
               plugin.build->getOutputShapes(inputs, input_count, nullptr, 0, outputs, output_count, builder));
   DataType types[6];
-  const DataType given[14] = {DataType::kFLOAT, DataType::kFLOAT, DataType::kFLOAT, cache, cache};
+  const DataType given[16] = {DataType::kFLOAT, DataType::kFLOAT, DataType::kFLOAT, cache, cache};
   std::printf("types status %d\n", plugin.build->getOutputDataTypes(types, output_count, given, input_count));
   for (int32_t output = 0; output < output_count; ++output) {
     std::printf("output %d %s", output, name_of(types[output]));
@@ -108,7 +124,8 @@ void enqueue(const char* title, const Plugin& built, const std::vector<PluginTen
   std::vector<PluginTensorDesc> outputs = {tensor(inputs[0].type, dims({5, 8, 64})), inputs[3], inputs[4],
                                            tensor(DataType::kFLOAT, dims({5, 8, 5}))};
   const int32_t count = int32_t(inputs.size());
-  if (count > 12) outputs.insert(outputs.end(), inputs.begin() + 12, inputs.end());
+  if (count > 14) outputs.push_back(inputs[14]);
+  else if (count > 12) outputs.insert(outputs.end(), inputs.begin() + 12, inputs.end());
   const int32_t output_count = int32_t(outputs.size());
   std::printf("%s shape %d\n", title,
               plugin.runtime->onShapeChange(inputs.data(), count, outputs.data(), output_count));
@@ -161,13 +178,16 @@ int main(int, char** arguments) {
   fields.alpha = 2.0000002f;
   std::printf("other %s\n", Plugin(create(fields)).build->getTimingCacheID());
 
-  const auto create_scaled = [&](const Fields& fields) {
+  const auto create_version = [&](const char* version, const Fields& fields) {
     const PluginFieldCollection collection = fields.collection();
-    return library.registry.at("PagedAttention/2/")->createPlugin("", &collection, TensorRTPhase::kBUILD);
+    return library.registry.at(version)->createPlugin("", &collection, TensorRTPhase::kBUILD);
   };
-  const Plugin scaled(create_scaled(fields));
-  std::printf("plugin %s %s '%s' outputs %d\n", scaled.core->getPluginName(), scaled.core->getPluginVersion(),
-              scaled.core->getPluginNamespace(), scaled.build->getNbOutputs());
+  const Plugin scaled(create_version("PagedAttention/2/", fields));
+  const Fields sparse("entmax");
+  const Plugin screened(create_version("PagedAttention/3/", sparse));
+  for (const Plugin* other : {&scaled, &screened})
+    std::printf("plugin %s %s '%s' outputs %d\n", other->core->getPluginName(), other->core->getPluginVersion(),
+                other->core->getPluginNamespace(), other->build->getNbOutputs());
 
   sweep(plugin, 12);
   sweep(plugin, 9);
@@ -177,8 +197,10 @@ int main(int, char** arguments) {
   sweep_wrong(plugin, step());
   sweep_wrong(scaled, scaled_step(DataType::kINT8));
   sweep_wrong(scaled, scaled_step(DataType::kFP8));
+  sweep_wrong(screened, screened_step());
   shapes(plugin, 12, DataType::kBF16);
   shapes(scaled, 14, DataType::kFP8);
+  shapes(screened, 16, DataType::kBF16);
 
   const auto inputs = step();
   const auto described = dynamic(inputs);
@@ -206,13 +228,21 @@ int main(int, char** arguments) {
   for (const DataType cache : {DataType::kINT8, DataType::kFP8}) {
     const auto given = scaled_step(cache);
     const auto bounds = dynamic(given);
-    const Plugin built(create_scaled(fields));
+    const Plugin built(create_version("PagedAttention/2/", fields));
     std::printf("%s configure %d\n", name_of(cache), built.build->configurePlugin(bounds.data(), 14, nullptr, 0));
     enqueue((std::string(name_of(cache)) + "-building").c_str(), built, given, false, library);
     const Plugin read = deserialized(library.registry.at("PagedAttention/2/"), built);
     enqueue((std::string(name_of(cache)) + "-aliased").c_str(), read, given, true, library);
     enqueue((std::string(name_of(cache)) + "-copied").c_str(), read, given, false, library);
   }
+
+  const auto given = screened_step();
+  const auto bounds = dynamic(given);
+  std::printf("screen configure %d\n", screened.build->configurePlugin(bounds.data(), 16, nullptr, 0));
+  enqueue("screen-building", screened, given, false, library);
+  const Plugin read_screened = deserialized(library.registry.at("PagedAttention/3/"), screened);
+  enqueue("screen-aliased", read_screened, given, true, library);
+  enqueue("screen-copied", read_screened, {given.begin(), given.begin() + 15}, false, library);
 
   Fields other("softmax", 0);
   other.fields.resize(2);
@@ -229,6 +259,9 @@ int main(int, char** arguments) {
   auto bad = dynamic(scaled_step(DataType::kINT8));
   bad[13].desc.dims.d[1] = 8;
   std::printf("refused scales %d\n", scaled.build->configurePlugin(bad.data(), 14, nullptr, 0));
+  auto small = bounds;
+  small[14].desc.dims.d[2] = 16 * 64;
+  std::printf("refused screen %d\n", screened.build->configurePlugin(small.data(), 16, nullptr, 0));
   std::printf("refused unscaled %d\n", scaled.build->configurePlugin(bad.data(), 12, nullptr, 0));
   Fields unknown("softmin"), endless("entmax"), many("softmax", 9), none("softmax");
   endless.alpha = 1.0f;
