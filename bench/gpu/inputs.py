@@ -159,19 +159,24 @@ def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict
     return torch.cat(columns, 1) if columns else None
 
 
-def run(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The op by our kernels; the caches change."""
+# In place, where there are some.
+UPDATED = ("key_cache", "value_cache", "key_scale", "value_scale", "key_screen")
+
+
+def run(call: Call) -> tuple[Tensor, ...]:
+    """The op by our kernels: output, caches, which change, their scales or screen, and stats."""
     from sharp.plugins.triton.paged_attention import paged_attention as ours
 
-    return ours(**call.tensors, normalizer=call.normalizer, **call.attributes)
+    output, *_, stats = ours(**call.tensors, normalizer=call.normalizer, **call.attributes)
+    return output, *(call.tensors[name] for name in UPDATED if name in call.tensors), stats
 
 
 def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Output, caches and stats in float64; `arrays` are the call's tensors before it."""
+    """Output, caches, their scales or screen, and stats in float64; `arrays` are the call's tensors before it."""
     attributes = dict(attributes)
     options = {name: attributes.pop(name) for name in ("alpha",) if name in attributes}
     result = paged_attention(**arrays, normalizer=Normalizer(normalizer, **options), **attributes)  # type: ignore[arg-type]
-    return result.output, result.key_cache, result.value_cache, result.stats
+    return result.output, *(getattr(result, name) for name in UPDATED if name in arrays), result.stats
 
 
 def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndarray]:

@@ -53,26 +53,25 @@ class Caller:
         plugin_call = ctypes.CDLL(str(folder / "libsharp_plugin_call.so"))
         workspace = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p]
         self.call_paged_attention = plugin_call.sharp_call_paged_attention
-        self.call_paged_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(Problem), *[ctypes.c_void_p] * 2]
-        self.call_paged_attention.argtypes += workspace
+        self.call_paged_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(Problem), ctypes.c_void_p, *workspace]
         self.call_attention = plugin_call.sharp_call_attention
         self.call_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(AttentionProblem), *workspace]
 
     def paged_attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
-        """Output, caches and stats; under "plugin copying" the call's own caches stay as they are."""
+        """Output, caches, scales or screen, stats; under "plugin copying" the call's own caches stay as they are."""
         tensors = call.tensors
         query = tensors["query"]
         output = query.new_full((*query.shape[:2], tensors["value"].shape[2]), float("nan"))
         stats = query.new_full((*query.shape[:2], _columns(call)), float("nan"), dtype=torch.float32)
         problem = paged_attention_problem(call, output, stats)
-        caches = [tensors["key_cache"], tensors["value_cache"]]
+        caches = [tensors[name] for name in inputs.UPDATED if name in tensors]
         if how == "library":
             self.launch(problem, query)
             return output, *caches, stats
         if how == "plugin copying":
             caches = [torch.empty_like(cache) for cache in caches]
-        addresses = (cache.data_ptr() for cache in caches)
-        self.enqueue(self.call_paged_attention, (self.plugin, ctypes.byref(problem), *addresses), query)
+        addresses = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
+        self.enqueue(self.call_paged_attention, (self.plugin, ctypes.byref(problem), addresses), query)
         return output, *caches, stats
 
     def attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
@@ -136,8 +135,6 @@ class Op(NamedTuple):
 
     def ways(self, case: dict[str, Any]) -> tuple[str, ...]:
         """How a case can be called."""
-        if case.get("cache_dtype") in (torch.int8, torch.float8_e4m3fn):  # which the plugin has not
-            return HOW[:1]
         return HOW if case.get("form", "shared") == "shared" else ("library", "plugin copying")
 
 

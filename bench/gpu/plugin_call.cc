@@ -20,7 +20,8 @@ using namespace nvinfer1;
 namespace {
 
 DataType type_of(SharpType type) {
-  return type == SHARP_FLOAT16 ? DataType::kHALF : type == SHARP_BFLOAT16 ? DataType::kBF16 : DataType::kFLOAT;
+  const DataType types[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16, DataType::kINT8, DataType::kFP8};
+  return types[type];
 }
 
 // Tensors of one side of a node, in its order, and their memory.
@@ -52,7 +53,7 @@ struct Made {
   IPluginV3* plugin;
 };
 
-Made make(const char* library, const char* op, const SharpAttributes& attributes) {
+Made make(const char* library, const char* op, const char* version, const SharpAttributes& attributes) {
   void* handle = dlopen(library, RTLD_NOW);
   if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), Made{};
   int32_t count = 0;
@@ -73,7 +74,7 @@ Made make(const char* library, const char* op, const SharpAttributes& attributes
   const PluginFieldCollection collection{9, fields};
   for (int32_t index = 0; index < count; ++index) {
     auto* creator = static_cast<IPluginCreatorV3One*>(creators[index]);
-    if (std::strcmp(creator->getPluginName(), op) == 0)
+    if (std::strcmp(creator->getPluginName(), op) == 0 && std::strcmp(creator->getPluginVersion(), version) == 0)
       return {creator, creator->createPlugin(op, &collection, TensorRTPhase::kBUILD)};
   }
   return {};
@@ -106,14 +107,12 @@ int call(const Made& made, const Inputs& inputs, const Outputs& outputs, void* w
 
 }  // namespace
 
-// The caches in key_cache and value_cache become those in key_cache_out and value_cache_out, which may be the same
-// memory.
+// The caches of the problem, their scales or their screen become those of `updated`, in the order of the outputs, which
+// may be the same memory.
 SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPagedAttention* problem,
-                                            void* key_cache_out, void* value_cache_out, void* workspace,
-                                            size_t* workspace_bytes, SharpStream stream) {
+                                            void* const* updated, void* workspace, size_t* workspace_bytes,
+                                            SharpStream stream) {
   const SharpPagedAttention& p = *problem;
-  if (p.cache_type == SHARP_INT8 || p.cache_type == SHARP_FP8)
-    return std::fprintf(stderr, "the plugin has no caches of 8 bits\n"), 5;
   const DataType type = type_of(p.type), cache = type_of(p.cache_type);
   Inputs inputs;
   inputs.add(p.query, type, {p.tokens, p.q_heads, p.head_dim});
@@ -130,10 +129,26 @@ SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPage
   inputs.add_optional(p.collect_stats, DataType::kBOOL, {});
   Outputs outputs;
   outputs.add(p.output, type, {p.tokens, p.q_heads, p.value_dim});
-  outputs.add(key_cache_out, cache, {p.blocks, p.kv_heads, p.head_dim, p.block_size});
-  outputs.add(value_cache_out, cache, {p.blocks, p.kv_heads, p.block_size, p.value_dim});
-  outputs.add(p.stats, DataType::kFLOAT, {p.tokens, p.q_heads, 4});
-  return call(make(library, "PagedAttention", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
+  outputs.add(updated[0], cache, {p.blocks, p.kv_heads, p.head_dim, p.block_size});
+  outputs.add(updated[1], cache, {p.blocks, p.kv_heads, p.block_size, p.value_dim});
+  outputs.add(p.stats, DataType::kFLOAT, {p.tokens, p.q_heads, p.attributes.stats_columns});
+  const bool scaled = p.cache_type == SHARP_INT8 || p.cache_type == SHARP_FP8;
+  if (scaled) {
+    inputs.add(p.key_scale, DataType::kFLOAT, {p.blocks, p.kv_heads});
+    inputs.add(p.value_scale, DataType::kFLOAT, {p.blocks, p.kv_heads});
+    outputs.add(updated[2], DataType::kFLOAT, {p.blocks, p.kv_heads});
+    outputs.add(updated[3], DataType::kFLOAT, {p.blocks, p.kv_heads});
+  }
+  if (p.screened) {
+    const int64_t screen_bytes = p.block_size * ((p.head_dim + 3) / 4 * 4 + 8);
+    inputs.add_optional(nullptr, DataType::kFLOAT, {});
+    inputs.add_optional(nullptr, DataType::kFLOAT, {});
+    inputs.add(p.key_screen, DataType::kINT8, {p.blocks, p.kv_heads, screen_bytes});
+    inputs.add_optional(p.key_shift, DataType::kFLOAT, {p.kv_heads, p.head_dim});
+    outputs.add(updated[2], DataType::kINT8, {p.blocks, p.kv_heads, screen_bytes});
+  }
+  const Made made = make(library, "PagedAttention", scaled ? "2" : p.screened ? "3" : "1", p.attributes);
+  return call(made, inputs, outputs, workspace, workspace_bytes, stream);
 }
 
 // In a shared buffer the problem's presents may be its past.
@@ -157,6 +172,6 @@ SHARP_EXPORT int sharp_call_attention(const char* library, const SharpAttention*
   outputs.add(p.output, type, {p.batch, p.q_heads, p.queries, p.value_dim});
   outputs.add(p.present_key, type, {p.batch, p.kv_heads, places, p.head_dim});
   outputs.add(p.present_value, type, {p.batch, p.kv_heads, places, p.value_dim});
-  outputs.add(p.stats, DataType::kFLOAT, {p.batch, p.q_heads, p.queries, 4});
-  return call(make(library, "SharpAttention", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
+  outputs.add(p.stats, DataType::kFLOAT, {p.batch, p.q_heads, p.queries, p.attributes.stats_columns});
+  return call(make(library, "SharpAttention", "1", p.attributes), inputs, outputs, workspace, workspace_bytes, stream);
 }

@@ -67,10 +67,6 @@ class GraphOptions:
             raise InputError(
                 f"--kv-dtype {self.kv_dtype} needs Sharp's kernels, which --target portable leaves out; choose float16"
             )
-        if target == "tensorrt" and self.scaled:
-            raise InputError(
-                f"--kv-dtype {self.kv_dtype} is not in Sharp's TensorRT plugin; choose float16 or bfloat16"
-            )
         if target != "onnxruntime" and self.quantize:
             raise InputError(
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "

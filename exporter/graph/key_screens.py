@@ -51,8 +51,7 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
 def leave_out_key_screens(model: onnx.ModelProto) -> None:
     """Take the screens from a model's nodes, inputs and outputs, for engines that have none; the result is the same.
 
-    To TensorRT an int8 tensor holds quantized numbers of a scale; the bytes of a screen would have to be int32 words of
-    the engine, and two inputs and an output of the plugin more. TensorRT-RTX runs no kernel of ours.
+    TensorRT-RTX runs no kernel of ours.
     """
     graph = model.graph
     for node in graph.node:

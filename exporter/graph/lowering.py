@@ -26,6 +26,7 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import Target
 from sharp.plugins.ops import function_body, schema, torch_paged_attention
 from sharp.plugins.ops.attributes import STATS_COLUMNS_WITH_SINK
+from sharp.plugins.tensorrt.nodes import leave_to_plugin
 
 OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
 OPSETS = range(18, 26)  # what its version converter reaches, and what the function bodies need
@@ -262,21 +263,6 @@ def release_weights(graph: onnx_ir.Model) -> None:
     """Forget the weights of a graph that was written: something in onnxscript keeps the last graphs alive."""
     for value in graph.graph.initializers.values():
         value.const_value = None
-
-
-def leave_to_plugin(model: onnx.ModelProto) -> None:
-    """Make the attention nodes of `model` such that TensorRT's parser takes Sharp's plugin for them.
-
-    Its older parsers look for a local function before they look for a plugin, so there is none; and all refuse a node
-    that names fewer outputs than its plugin has, so those that nobody reads get names.
-    """
-    del model.functions[:]
-    for node in model.graph.node:
-        if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
-            named = dict(zip(schema.ATTENTION.output_names, node.output, strict=False))
-            outputs = [named.get(name) or f"{node.output[0]}.{name}" for name in schema.ATTENTION.output_names]
-            del node.output[:]
-            node.output.extend(outputs)
 
 
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:

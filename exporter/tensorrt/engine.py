@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import onnx
 from rich.progress import Progress, TaskID
 
+from sharp.exporter.tensorrt import quantized_weights
 from sharp.plugins.engine_manifest import EngineLimits, EngineManifest, ShapeRange, manifest_path
 from sharp.plugins.errors import InputError, SharpError
 from sharp.plugins.manifest import Manifest
@@ -28,15 +30,20 @@ class Engine:
 
 
 def check_quantization(path: Path, manifest: Manifest, runtime: str) -> None:
-    """Refuse a model with ONNX Runtime's own ops.
+    """Refuse a model whose quantized weights the runtime has no form for.
 
     Raises:
-        InputError: it is quantized.
+        InputError: its blocks are too small, or its opset is.
     """
-    if manifest.quantization is not None:
+    if manifest.quantization == "int4":
         raise InputError(
-            f"{path} is quantized to {manifest.quantization} with ONNX Runtime's own ops, which {runtime} does not "
-            "have; export the model again without --quantize, and with --dtype float16 if it is to be smaller"
+            f"{path} has weights of 4 bits in blocks of 32, and {runtime} takes blocks of 64 and 128; export the model "
+            "again with --quantize int4-128"
+        )
+    if manifest.quantization is not None and manifest.opset < quantized_weights.OPSET:
+        raise InputError(
+            f"{path} is quantized and of opset {manifest.opset}, and {runtime} reads weights of 4 bits from opset "
+            f"{quantized_weights.OPSET} on; export the model again without --opset"
         )
 
 
@@ -52,7 +59,7 @@ def build_engine(
     plugin: str | None = None,
     compute_capability: int | None = None,
 ) -> Engine:
-    """Parse `model`, whose weights lie in `folder`, and build.
+    """Parse `model`, whose weights lie in `folder`, and build; quantized weights are given their standard form.
 
     `trt` is the Python package of `runtime`; `configure`
     is given the builder's configuration. There is an optimization profile for each of `limits`, the last of which are
@@ -69,8 +76,6 @@ def build_engine(
         raise SharpError(f"{runtime} could not be started; its messages are above")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, builder_logger)
-    if not parser.parse(model.SerializeToString(), str(path.resolve())):
-        raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
     configure(config)
     config.progress_monitor = progress_monitor(trt, progress)
@@ -80,7 +85,10 @@ def build_engine(
         for name, bounds in shapes.items():
             profile.set_shape(name, *bounds)
         config.add_optimization_profile(profile)
-    engine = builder.build_serialized_network(network, config)
+    with readable(model, path, manifest) as (parsed, place):
+        if not parser.parse(parsed.SerializeToString(), str(place)):
+            raise InputError(f"{path} cannot be read by {runtime}: {parser.get_error(0).desc()}")
+        engine = builder.build_serialized_network(network, config)
     if engine is None:
         otherwise = "; exported with --target portable, the model needs no plugin" if plugin else ""
         raise SharpError(f"{runtime} could not build an engine from {path}; its messages are above{otherwise}")
@@ -99,6 +107,15 @@ def build_engine(
             profiles=profiles,
         ),
     )
+
+
+def readable(
+    model: onnx.ModelProto, path: Path, manifest: Manifest
+) -> AbstractContextManager[tuple[onnx.ModelProto, Path]]:
+    """The model as parsers read it, and the file that its weights lie beside."""
+    if manifest.quantization is None:
+        return nullcontext((model, path.resolve()))
+    return quantized_weights.with_standard_weights(model, path)
 
 
 def progress_monitor(trt: Any, progress: Progress) -> Any:
@@ -143,6 +160,7 @@ def size_ranges(manifest: Manifest, limits: EngineLimits) -> Mapping[str, tuple[
         "tokens": up_to(limits.tokens) if manifest.cache.form == "paged" else per_sequence,
         "outputs": up_to(limits.tokens),
         "blocks": up_to(all_blocks),
+        "screen_blocks": up_to(all_blocks),
         "max_blocks": up_to(blocks),
         "past": up_to(limits.context, least=0),
         "length": per_sequence,

@@ -6,18 +6,21 @@ from typing import Any
 import onnx
 from rich.progress import Progress
 
-from sharp.exporter.graph.key_screens import leave_out_key_screens
-from sharp.exporter.graph.lowering import inline, leave_to_plugin
+from sharp.exporter.graph.lowering import inline
 from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
 from sharp.plugins import library_path
+from sharp.plugins.cuda.device import find_device
+from sharp.plugins.cuda.model_package import add_kernels_for_gpu
 from sharp.plugins.engine_manifest import EngineLimits
 from sharp.plugins.errors import InputError, SharpError
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.ops import schema
 from sharp.plugins.ops.function_body import rename_old_attention
+from sharp.plugins.tensorrt.nodes import leave_to_plugin
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 RUNTIME = "TensorRT"
+FP8_CAPABILITY = 89  # the least that TensorRT has fp8 tensors on
 
 
 def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress) -> Engine:
@@ -29,20 +32,15 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
     `timing_cache` is read if it is there, and written: it makes the next build faster.
 
     Raises:
-        InputError: TensorRT cannot read the model, or the plugin lacks what its cache needs.
+        InputError: TensorRT cannot read the model, or has no cache like its own on this GPU, or kernels are missing.
         SharpError: TensorRT or the plugin is missing, or the engine could not be built.
     """
     trt = import_tensorrt(", or build for --backend tensorrt-rtx, which needs neither GPU nor plugin")
     path = folder / manifest.model_file
     check_quantization(path, manifest, RUNTIME)
-    if manifest.cache.beside:
-        raise InputError(
-            f"{path} has an {manifest.cache.dtype} cache, which the TensorRT plugin does not have; export the model "
-            "again with another --kv-dtype"
-        )
+    if manifest.cache.dtype == "fp8":
+        _check_fp8(path)
     model = onnx.load(path, load_external_data=False)
-    if manifest.cache.key_screens:
-        leave_out_key_screens(model)
     paged = manifest.cache.form == "paged"
     plugin = None
     if manifest.target != "portable":
@@ -52,6 +50,7 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
             leave_to_plugin(model)
             flag_as_int32(model)
             plugin = load_plugin(trt)
+            add_kernels_for_gpu(folder)  # the builder runs the plugin
         elif model.functions:
             progress.console.print(f"attention becomes standard ops: {obstacle}", highlight=False, soft_wrap=True)
             model = inline(model)
@@ -87,6 +86,15 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
     )
     timing_cache.write_bytes(bytes(kept[0].get_timing_cache().serialize()))
     return engine
+
+
+def _check_fp8(path: Path) -> None:
+    device = find_device()
+    if device.compute_capability < FP8_CAPABILITY:
+        raise InputError(
+            f"{path} has an fp8 cache, which TensorRT takes from compute capability 8.9 on; {device.name} has "
+            f"{device.compute_capability / 10:.1f}: export the model again with --kv-dtype int8"
+        )
 
 
 def _obstacle() -> str | None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sharp.plugins import library_path
+from sharp.plugins.cuda.device import find_device
 from sharp.plugins.cuda.library import Library
+from sharp.plugins.errors import InputError, SharpError
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,18 @@ def add_kernels(model: Path, capability: int) -> None:
     with TemporaryDirectory(prefix="sharp-kernels-") as folder:  # the library reads it at once
         compile_kernels(model, Path(folder), capability)
         library.add_kernels(Path(folder))
+
+
+def add_kernels_for_gpu(model: Path, gpu: int = 0) -> None:
+    """`add_kernels` for the GPU of this number.
+
+    Raises:
+        InputError: they are missing, and cannot be made here.
+    """
+    try:
+        add_kernels(model, find_device(gpu).compute_capability)
+    except SharpError as error:
+        raise InputError(f"{model} has no kernels for this GPU: {error}") from error
 
 
 def cache_folder() -> Path:

@@ -38,9 +38,9 @@ def backends() -> tuple[Backend, ...]:
     return (
         Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
         Backend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
-        Backend("ONNX Runtime on a GPU, our kernels", ("float16", "int8"), _cuda_ready, _run_cuda),
+        Backend("ONNX Runtime on a GPU, our kernels", ("float16", "float16/int8"), _cuda_ready, _run_cuda),
         Backend("Triton under PyTorch", ("float32", "float16", "int8", "fp8"), _triton_ready, _run_triton),
-        Backend("TensorRT with our plugin", ("float16",), _tensorrt_ready, _run_tensorrt),
+        Backend("TensorRT with our plugin", ("float16", "float16/int8"), _tensorrt_ready, _run_tensorrt),
     )
 
 
@@ -152,6 +152,7 @@ def _run_triton(case: Case) -> AttentionOutput:
 def _run_tensorrt(case: Case) -> AttentionOutput:
     """Build an engine of the one node, and run it with the caches in place."""
     from sharp.plugins.doctor.model import make_model
+    from sharp.plugins.tensorrt.nodes import leave_to_plugin
 
     trt, cuda = import_tensorrt(), Cuda()
     load_plugin(trt)
@@ -159,7 +160,9 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse(make_model(case, flag_as_int32=True).SerializeToString()):
+    model = make_model(case, flag_as_int32=True)
+    leave_to_plugin(model)
+    if not parser.parse(model.SerializeToString()):
         raise SharpError(f"TensorRT's parser refused the node: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
@@ -177,12 +180,13 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
     memory = {name: int(cuda.call("cudaMalloc", array.nbytes)) for name, array in (inputs | outputs).items()}
     for name, array in inputs.items():
         cuda.copy_to_device(memory[name], array, stream)
-    addresses = memory | {updated: memory[name] for name, updated in UPDATED.items()}
+    in_place = {name: updated for name, updated in (UPDATED | SCALES).items() if name in inputs}
+    addresses = memory | {updated: memory[name] for name, updated in in_place.items()}
     for name, address in addresses.items():
         context.set_tensor_address(name, address)
     if not context.execute_async_v3(stream):
         raise SharpError("TensorRT refused the step; its messages are above")
-    outputs |= {updated: np.empty_like(inputs[name]) for name, updated in UPDATED.items()}
+    outputs |= {updated: np.empty_like(inputs[name]) for name, updated in in_place.items()}
     for name, array in outputs.items():
         cuda.copy_to_host(array, addresses[name], stream)
     cuda.call("cudaStreamSynchronize", stream)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.ops import e4m3
+from sharp.plugins.ops.attributes import SCALED_CACHES
 from sharp.plugins.ops.normalizers import Normalizer
 from sharp.plugins.ops.reference import AttentionOutput, paged_attention
 
@@ -18,7 +19,7 @@ KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 2, 3, 64, 16
 STATISTICS = ("entropy", "support", "inverse_temperature", "logit_spread")
 # Of the output ||found - expected|| / ||expected||, by the type of the call: that type's rounding. Of statistics the
 # largest difference: nats, keys, none, none.
-OUTPUT_LIMITS = {"float32": 1e-5, "float16": 2e-3, "int8": 1e-5, "fp8": 1e-5}
+OUTPUT_LIMITS = {"float32": 1e-5, "float16": 2e-3, "int8": 1e-5, "fp8": 1e-5, "float16/int8": 2e-3}
 STATISTICS_LIMITS = {"entropy": 2e-3, "support": 2.0, "inverse_temperature": 2e-3, "logit_spread": 4e-3}
 
 
@@ -26,7 +27,7 @@ STATISTICS_LIMITS = {"entropy": 2e-3, "support": 2.0, "inverse_temperature": 2e-
 class Case:
     """Inputs by name, as `schema.PAGED_ATTENTION` has them, of type `dtype`; the attributes; the output in float64.
 
-    int8 and fp8 are those of the caches, under float32.
+    int8 and fp8 are those of the caches, under float32 or the type before the stroke.
     """
 
     normalizer: str
@@ -63,7 +64,9 @@ def make_case(normalizer: str, dtype: str) -> Case:
         "key_cache": key_cache,
         "value_cache": value_cache,
     }
-    type_ = np.dtype(np.float32 if dtype in ("int8", "fp8") else dtype)
+    cache = dtype.rpartition("/")[2]
+    scaled_cache = cache in SCALED_CACHES
+    type_ = np.dtype(np.float32 if dtype == cache and scaled_cache else dtype.partition("/")[0])
     inputs: dict[str, NDArray[Any]] = {name: array.astype(type_) for name, array in floats.items()}
     inputs |= {
         "slot_mapping": np.array(slots, np.int32),
@@ -74,12 +77,12 @@ def make_case(normalizer: str, dtype: str) -> Case:
     if normalizer == "ssa":
         inputs["head_params"] = rng.uniform((0.3, 1.0), (1.5, 2.0), (KV_HEADS * GROUP, 2)).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
-    for kind in ("key", "value") if dtype in ("int8", "fp8") else ():
+    for kind in ("key", "value") if scaled_cache else ():
         numbers = np.nan_to_num(floats[f"{kind}_cache"])
         largest = np.maximum(np.abs(numbers).max((2, 3)), 1.0)
-        scale = largest / 127 if dtype == "int8" else e4m3.scale_of(largest)
+        scale = largest / 127 if cache == "int8" else e4m3.scale_of(largest)
         scaled = numbers / scale[:, :, None, None]
-        inputs[f"{kind}_cache"] = np.rint(scaled).astype(np.int8) if dtype == "int8" else e4m3.encode(scaled)
+        inputs[f"{kind}_cache"] = np.rint(scaled).astype(np.int8) if cache == "int8" else e4m3.encode(scaled)
         inputs[f"{kind}_scale"] = scale.astype(np.float32)
     attributes = {"scale": 2.0 * HEAD_DIM**-0.5}
     exact = {

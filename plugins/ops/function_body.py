@@ -112,7 +112,7 @@ def attach_function(model: onnx.ModelProto) -> None:
     """
     ours = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in BODIES]
     # The scales of an int8 cache only kernels can use: there is no body for them.
-    nodes = [node for node in ours if not {"key_scale", "value_scale"} & {*_given(node)}]
+    nodes = [node for node in ours if not {"key_scale", "value_scale"} & {*given_inputs(node)}]
     if ours and not nodes:
         return
     forms = sorted({_form(node) for node in nodes})
@@ -130,7 +130,7 @@ def attach_function(model: onnx.ModelProto) -> None:
     for node in nodes:
         form = _form(node)
         node.overload = overloads[form]
-        _complete_inputs(model.graph, node, form.inputs)
+        complete_inputs(model.graph, node, form.inputs)
         # torch gives a node every output of the schema; those that only kernels know are not the function's.
         del node.output[len(form.outputs) :]
         present = {attribute.name for attribute in node.attribute}
@@ -149,7 +149,8 @@ def rename_old_attention(model: onnx.ModelProto) -> None:
             function.name = ATTENTION.name
 
 
-def _complete_inputs(graph: onnx.GraphProto, node: onnx.NodeProto, formal: Sequence[str]) -> None:
+def complete_inputs(graph: onnx.GraphProto, node: onnx.NodeProto, formal: Sequence[str]) -> None:
+    """Give a node of one of the ops all inputs called `formal`; those that it leaves out are empty tensors."""
     definition, _ = BODIES[node.op_type]
     parameters = (*definition.inputs, *definition.beside, *definition.constants)
     types = {parameter.name: parameter.type for parameter in parameters}
@@ -170,13 +171,13 @@ def _form(node: onnx.NodeProto) -> Form:
     return Form(
         node.op_type,
         normalizer,
-        _given(node),
+        given_inputs(node),
         coefficients if normalizer == "adaptive_softmax" else (),
         attributes.get("stats_columns", DEFAULT_STATS_COLUMNS),
     )
 
 
-def _given(node: onnx.NodeProto) -> tuple[str, ...]:
+def given_inputs(node: onnx.NodeProto) -> tuple[str, ...]:
     """The optional inputs that a node has."""
     definition, _ = BODIES[node.op_type]
     optional = tuple(zip(definition.all_input_names, node.input, strict=False))[definition.required_inputs :]

@@ -8,10 +8,11 @@ namespace sharp::tensorrt {
 
 class AttentionPlugin : public Plugin {
  public:
-  static constexpr const char* kName = "SharpAttention";
+  static constexpr const char *kName = "SharpAttention", *kVersion = "1";
+  static constexpr int32_t kOutputCount = 4;
 
   AttentionPlugin(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
-      : Plugin(kName, attributes, phase, device) {}
+      : Plugin(kName, kVersion, kOutputCount, attributes, phase, device) {}
 
   nvinfer1::IPluginV3* clone() noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,

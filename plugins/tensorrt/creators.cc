@@ -11,16 +11,16 @@ namespace {
 
 std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
 
-template <typename OpPlugin>
 class Creator : public nvinfer1::IPluginCreatorV3One {
  public:
-  explicit Creator(const char* plugin_name = OpPlugin::kName) : name_(plugin_name) {}
+  using Make = nvinfer1::IPluginV3* (*)(const SharpAttributes&, nvinfer1::TensorRTPhase, SharpDevice);
+  Creator(const char* name, const char* version, Make make) : name_(name), version_(version), make_(make) {}
 
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase phase) noexcept override {
     try {
       if (fields == nullptr) throw InputError("there are no attributes");
-      return new OpPlugin(read_fields(*fields), phase, read_device(*fields));
+      return make_(read_fields(*fields), phase, read_device(*fields));
     } catch (const std::exception& error) {
       // TensorRT's parser gives the node's name.
       log_error((std::string(name == nullptr ? getPluginName() : name) + ": " + error.what()).c_str());
@@ -29,12 +29,23 @@ class Creator : public nvinfer1::IPluginCreatorV3One {
   }
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return field_names(); }
   const char* getPluginName() const noexcept override { return name_; }
-  const char* getPluginVersion() const noexcept override { return kPluginVersion; }
+  const char* getPluginVersion() const noexcept override { return version_; }
   const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
 
  private:
-  const char* name_;
+  const char *name_, *version_;
+  Make make_;
 };
+
+template <Beside kBeside>
+nvinfer1::IPluginV3* make_paged(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device) {
+  return new PagedAttentionPlugin(kBeside, attributes, phase, device);
+}
+
+nvinfer1::IPluginV3* make_contiguous(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase,
+                                     SharpDevice device) {
+  return new AttentionPlugin(attributes, phase, device);
+}
 
 }  // namespace
 
@@ -53,12 +64,16 @@ void log_error(const char* message) {
 
 extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterface* const* getCreators(
     int32_t& count) {
-  static sharp::tensorrt::Creator<sharp::tensorrt::PagedAttentionPlugin> paged_attention;
-  static sharp::tensorrt::Creator<sharp::tensorrt::AttentionPlugin> attention;
+  using namespace sharp::tensorrt;
+  using Paged = PagedAttentionPlugin;
+  static Creator paged(Paged::kName, Paged::kVersions[0], make_paged<Beside::kNothing>);
+  static Creator scaled(Paged::kName, Paged::kVersions[1], make_paged<Beside::kScales>);
+  static Creator screened(Paged::kName, Paged::kVersions[2], make_paged<Beside::kScreen>);
+  static Creator contiguous(AttentionPlugin::kName, AttentionPlugin::kVersion, make_contiguous);
   // Of engines that were built when the plugin had the name of ONNX's op.
-  static sharp::tensorrt::Creator<sharp::tensorrt::AttentionPlugin> old_attention("Attention");
-  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged_attention, &attention, &old_attention};
-  count = 3;
+  static Creator old("Attention", AttentionPlugin::kVersion, make_contiguous);
+  static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged, &scaled, &screened, &contiguous, &old};
+  count = 5;
   return creators;
 }
 

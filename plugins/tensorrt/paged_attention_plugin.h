@@ -1,17 +1,26 @@
 // ai.sharp::PagedAttention as a TensorRT plugin. The caches are updated in place where TensorRT lets an output be its
 // input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
+//
+// TensorRT asks for the number of outputs before it names any type, so there is a version for each set of auxiliary
+// cache tensors: 1 without, 2 over caches with scales, 3 with a key screen.
 #pragma once
 
 #include "plugin.h"
 
 namespace sharp::tensorrt {
 
+enum class Beside { kNothing, kScales, kScreen };
+
 class PagedAttentionPlugin : public Plugin {
  public:
   static constexpr const char* kName = "PagedAttention";
+  static constexpr const char* kVersions[] = {"1", "2", "3"};  // by Beside
 
-  PagedAttentionPlugin(const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
-      : Plugin(kName, attributes, phase, device) {}
+  PagedAttentionPlugin(Beside beside, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase,
+                       SharpDevice device)
+      : Plugin(kName, kVersions[static_cast<int>(beside)], kOutputCounts[static_cast<int>(beside)], attributes, phase,
+               device),
+        beside_(beside) {}
 
   nvinfer1::IPluginV3* clone() noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count, const nvinfer1::DataType* inputs,
@@ -33,6 +42,13 @@ class PagedAttentionPlugin : public Plugin {
   int32_t enqueue(const nvinfer1::PluginTensorDesc* input_descriptions,
                   const nvinfer1::PluginTensorDesc* output_descriptions, const void* const* inputs,
                   void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
+
+ private:
+  static constexpr int32_t kOutputCounts[] = {4, 6, 5};
+
+  bool takes(int32_t input_count, int32_t output_count) const;
+
+  Beside beside_;
 };
 
 }  // namespace sharp::tensorrt

@@ -14,11 +14,14 @@ std::string capability_name(SharpDevice device) {
 
 }  // namespace
 
-Plugin::Plugin(const char* name, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device)
-    : attributes_(attributes),
+Plugin::Plugin(const char* name, const char* version, int32_t output_count, const SharpAttributes& attributes,
+               nvinfer1::TensorRTPhase phase, SharpDevice device)
+    : output_count_(output_count),
+      attributes_(attributes),
       phase_(phase),
       device_(device),
       name_(name),
+      version_(version),
       description_(describe(attributes)),
       serialized_(attributes, device) {}
 
@@ -42,7 +45,7 @@ void Plugin::check_device() const {
 
 void Plugin::write_zeros(const void* const* inputs, const nvinfer1::PluginTensorDesc* descriptions,
                          void* const* outputs, cudaStream_t stream) const {
-  for (int32_t output = 0; output < kOutputCount; ++output) {
+  for (int32_t output = 0; output < output_count_; ++output) {
     void* to = outputs[output];
     if (to != nullptr && std::find(inputs, inputs + input_count_, to) == inputs + input_count_)
       check(sharp_cuda_zero(to, elements(descriptions[output].dims) * bytes_of(descriptions[output].type), stream));

@@ -10,7 +10,6 @@
 
 namespace sharp::tensorrt {
 
-constexpr const char* kPluginVersion = "1";
 constexpr const char* kPluginNamespace = "";
 
 class Plugin : public nvinfer1::IPluginV3,
@@ -20,22 +19,21 @@ class Plugin : public nvinfer1::IPluginV3,
  public:
   // While TensorRT builds, `phase` is kBUILD: inputs are made up then, and enqueue only writes zeros. `device` is what
   // the engine was built on, zeros while it is not known.
-  Plugin(const char* name, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase, SharpDevice device);
+  Plugin(const char* name, const char* version, int32_t output_count, const SharpAttributes& attributes,
+         nvinfer1::TensorRTPhase phase, SharpDevice device);
 
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
   const char* getPluginName() const noexcept override { return name_; }
-  const char* getPluginVersion() const noexcept override { return kPluginVersion; }
+  const char* getPluginVersion() const noexcept override { return version_; }
   const char* getPluginNamespace() const noexcept override { return kPluginNamespace; }
   // Outputs that a node leaves out, too: TensorRT's parser wants a name for every output that a plugin has.
-  int32_t getNbOutputs() const noexcept override { return kOutputCount; }
+  int32_t getNbOutputs() const noexcept override { return output_count_; }
   const char* getTimingCacheID() noexcept override { return description_.c_str(); }
   const char* getMetadataString() noexcept override { return description_.c_str(); }
   nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override { return clone(); }
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 
  protected:
-  static constexpr int32_t kOutputCount = 4;
-
   // TensorRT's status: 0, or 1 with the reason in the log.
   int32_t status_of(const std::function<void()>& work) const noexcept;
 
@@ -51,13 +49,14 @@ class Plugin : public nvinfer1::IPluginV3,
   void write_zeros(const void* const* inputs, const nvinfer1::PluginTensorDesc* descriptions, void* const* outputs,
                    cudaStream_t stream) const;
 
+  int32_t output_count_;
   SharpAttributes attributes_;
   nvinfer1::TensorRTPhase phase_;
   SharpDevice device_;
   int32_t input_count_ = 0;  // optional inputs may be missing at the end; known from onShapeChange on
 
  private:
-  const char* name_;
+  const char *name_, *version_;
   std::string description_;
   SerializedFields serialized_;
 };

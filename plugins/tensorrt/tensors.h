@@ -17,13 +17,20 @@ inline int64_t elements(const nvinfer1::Dims& dims) {
   return product;
 }
 
+// Whether a cache of the type has scales.
+inline bool has_scales(nvinfer1::DataType type) {
+  return type == nvinfer1::DataType::kINT8 || type == nvinfer1::DataType::kFP8;
+}
+
 inline size_t bytes_of(nvinfer1::DataType type) {
-  return type == nvinfer1::DataType::kFLOAT ? 4 : type == nvinfer1::DataType::kINT8 ? 1 : 2;
+  return type == nvinfer1::DataType::kFLOAT ? 4 : has_scales(type) ? 1 : 2;
 }
 
 inline SharpType sharp_type(nvinfer1::DataType type) {
   if (type == nvinfer1::DataType::kHALF) return SHARP_FLOAT16;
   if (type == nvinfer1::DataType::kBF16) return SHARP_BFLOAT16;
+  if (type == nvinfer1::DataType::kINT8) return SHARP_INT8;
+  if (type == nvinfer1::DataType::kFP8) return SHARP_FP8;
   return SHARP_FLOAT32;
 }
 
@@ -54,8 +61,8 @@ inline void require(bool holds, const char* what) {
 
 inline void require_count(int32_t count, int32_t least, int32_t most) {
   if (count < least || count > most)
-    throw InputError("it has " + std::to_string(count) + " inputs, but must have " + std::to_string(least) + " to " +
-                     std::to_string(most));
+    throw InputError("it has " + std::to_string(count) + " inputs, but must have " + std::to_string(least) +
+                     (most == least ? "" : " to " + std::to_string(most)));
 }
 
 inline void require_rank(const char* name, const nvinfer1::Dims& dims, int32_t rank) {

@@ -8,8 +8,7 @@ from typing import Any
 
 import onnxruntime
 
-from sharp.plugins.cuda.device import find_device
-from sharp.plugins.cuda.model_package import add_kernels
+from sharp.plugins.cuda.model_package import add_kernels_for_gpu
 from sharp.plugins.kernel_library import register_kernels
 from sharp.plugins.manifest import Manifest
 from sharp.plugins.page_memory import into_huge_pages
@@ -76,16 +75,8 @@ def open_model(folder: Path, manifest: Manifest, config: BackendConfig) -> Opene
     if device == "cuda":
         check_session(session)
         if library is not None:
-            _add_kernels(folder, config.gpu)
+            add_kernels_for_gpu(folder, config.gpu)
     return OpenedModel(session, device, library is not None, captures)
-
-
-def _add_kernels(folder: Path, gpu: int) -> None:
-    """Load, or compile, the kernels of the model that the library for GPUs was not built with."""
-    try:
-        add_kernels(folder, find_device(gpu).compute_capability)
-    except SharpError as error:
-        raise InputError(f"{folder} has no kernels for this GPU: {error}") from error
 
 
 def kernel_library() -> Path | None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.cuda.model_package import add_kernels_for_gpu
 from sharp.plugins.cuda.runtime import Cuda
 from sharp.plugins.cuda.sampler import find_sampler
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
@@ -36,7 +37,7 @@ DTYPES = {
     "stats": "FLOAT",
 }
 ITEM_BYTES = {"INT64": 8, "INT32": 4, "BOOL": 1}
-CACHE_DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
+CACHE_DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int8": "INT8", "fp8": "FP8"}
 
 
 class TensorRtBackend:
@@ -52,7 +53,7 @@ class TensorRtBackend:
         self._manifest = manifest
         self._cuda = cuda
         self._gpu = gpu
-        self._caches = _tensors_of(manifest)
+        self._caches = _tensors_of(manifest, engine)
         self._stream = int(cuda.call("cudaStreamCreate"))
         self._profiles = _profiles(engine, self._caches)
         self._contexts = [self._make_context(number) for number in range(len(self._profiles))]
@@ -74,8 +75,8 @@ class TensorRtBackend:
 
     @property
     def screened(self) -> bool:
-        """Never: `leave_out_key_screens` of the exporter says why."""
-        return False
+        """Whether the engine has the model's key screens; those of before had none."""
+        return any(tensor.is_screen for tensor in self._caches)
 
     @property
     def limits(self) -> Limits:
@@ -93,7 +94,8 @@ class TensorRtBackend:
         """Load the engine of a model folder.
 
         Raises:
-            InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it.
+            InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it, or
+            kernels are missing.
             SharpError: TensorRT, cuda-python or the plugin is missing.
         """
         if config.device == "cpu" or not config.kernels:
@@ -109,13 +111,14 @@ class TensorRtBackend:
         logger = trt.Logger(trt.Logger.ERROR)
         if described.plugin is not None:
             load_plugin(trt)
+            add_kernels_for_gpu(folder, gpu)
         engine = trt.Runtime(logger).deserialize_cuda_engine(content)
         if engine is None:
             raise InputError(
                 f"{path} cannot be loaded by TensorRT {trt.__version__} on this GPU; its messages are above. "
                 f"Build it here with: sharp build {folder} --backend tensorrt"
             )
-        _check_tensors(path, engine, _tensors_of(manifest))
+        _check_tensors(path, engine, _tensors_of(manifest, engine))
         return cls(engine, described, manifest, cuda, gpu)
 
     def free_memory(self, largest: Limits) -> int:  # noqa: ARG002 - of the interface
@@ -260,17 +263,21 @@ def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, Sh
     return [{name: bounds(name, profile) for name in names} for profile in range(count)]
 
 
-def _tensors_of(manifest: Manifest) -> tuple[CacheTensor, ...]:
-    """Of the model's cache; engines have no key screens."""
-    return tuple(tensor for tensor in tensors_of(manifest) if not tensor.is_screen)
+def _names_of(engine: Any) -> set[str]:
+    return {engine.get_tensor_name(number) for number in range(engine.num_io_tensors)}
+
+
+def _tensors_of(manifest: Manifest, engine: Any) -> tuple[CacheTensor, ...]:
+    """Of the model's cache, without key screens that the engine does not have."""
+    names = _names_of(engine)
+    return tuple(tensor for tensor in tensors_of(manifest) if not tensor.is_screen or tensor.name in names)
 
 
 def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:
     expected = dict(DTYPES)
     for tensor in caches:
         expected |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
-    names = {engine.get_tensor_name(number) for number in range(engine.num_io_tensors)}
-    if missing := sorted(set(expected) - names):
+    if missing := sorted(set(expected) - _names_of(engine)):
         raise InputError(f"{path} lacks {', '.join(missing[:4])}; build it again with sharp build")
     for name, dtype in expected.items():
         found = engine.get_tensor_dtype(name).name

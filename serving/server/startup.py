@@ -86,8 +86,7 @@ def _size_rows(started: Started) -> dict[str, str]:
             "context": f"{model.longest} as the {model.length_name} of a row, {model.request_limit} of a request",
             "batch": f"{info.max_batch_tokens} {model.length_name} a step, {info.max_sequences} rows together",
         }
-    screened = info.kernels and started.settings.backend.name == "onnxruntime"
-    cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest, screened=screened)
+    cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest, screened=info.kernels)
     sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
     return {
         "context": f"{started.model.context_limit} tokens"

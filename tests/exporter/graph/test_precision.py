@@ -270,7 +270,6 @@ def test_learned_positions_end_the_context(sharp_export, tmp_path):
         (("--cache", "contiguous", "--block-size", 64), "--block-size is for --cache paged"),
         (("--target", "portable", "--kv-dtype", "int8"), "--kv-dtype int8 needs Sharp's kernels"),
         (("--target", "portable", "--kv-dtype", "fp8"), "--kv-dtype fp8 needs Sharp's kernels"),
-        (("--target", "tensorrt", "--kv-dtype", "fp8"), "--kv-dtype fp8 is not in Sharp's TensorRT plugin"),
         (("--key-screen", "int8", "--kv-dtype", "fp8"), "--key-screen int8 is for --cache paged"),
         (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
         (("--dtype", "float16", "--quantize", "int4"), "--quantize int4 is for --dtype float32"),

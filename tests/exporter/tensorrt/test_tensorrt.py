@@ -17,6 +17,7 @@ from sharp.exporter.build import build
 from sharp.exporter.cli import export
 from sharp.exporter.tensorrt.engine import progress_monitor
 from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import give_the_old_name, tiny_model
 from tests.marks import full
 
@@ -57,6 +58,7 @@ class Recorder:
     def __init__(self):
         self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
         self.built = b"engine"
+        self.with_kernels = []  # model folders
 
     def module(self):
         module = ModuleType("tensorrt")
@@ -117,6 +119,7 @@ class Recorder:
         monkeypatch.setitem(sys.modules, "tensorrt", self.module())
         for user in ("plugins.tensorrt.package", "exporter.tensorrt.tensorrt"):
             monkeypatch.setattr(f"sharp.{user}.library_path", lambda runtime: f"/lib/{runtime}.so")
+        monkeypatch.setattr("sharp.exporter.tensorrt.tensorrt.add_kernels_for_gpu", self.with_kernels.append)
 
 
 def test_without_tensorrt_it_says_what_to_install(paged):
@@ -148,7 +151,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     assert [(cast.op_type, list(cast.output), cast.attribute[0].i) for cast in casts] == [
         ("Cast", ["collect_stats.int32"], onnx.TensorProto.INT32)
     ]
-    assert recorder.loaded == ["/lib/tensorrt.so"]
+    assert recorder.loaded == ["/lib/tensorrt.so"] and recorder.with_kernels == [paged]
     assert recorder.features == [("aliasing", True)]
     decode, every = recorder.profiles
     assert every["block_table"] == decode["block_table"] == [(1, 1), (2, 2), (4, 4)]
@@ -168,6 +171,118 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     cache.write_bytes(b"damaged")
     result = run(paged, *options, "--timing-cache", cache)
     assert (result.exit_code, "is not a timing cache of TensorRT 10.14.1" in result.output) == (2, True)
+
+
+def first_plugin(path):
+    """What TensorRT-RTX's parser gives the first creator that it asks."""
+    command = [sys.executable, "-m", "tests.full.cuda.read_fields", path]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    return given
+
+
+def device(capability):
+    return SimpleNamespace(name="a GPU", compute_capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [("int8", "onnxruntime"), ("fp8", "tensorrt"), full("int8", "tensorrt"), full("fp8", "onnxruntime")],
+)
+def test_a_cache_of_8_bits_goes_to_the_plugin_with_its_scales(folders, monkeypatch, tmp_path, dtype, target):
+    out = shutil.copytree(folders("softmax", "--kv-dtype", dtype, "--target", target), tmp_path / "out")
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    monkeypatch.setattr("sharp.exporter.tensorrt.tensorrt.find_device", lambda: device(89))
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    model = onnx.load_from_string(recorder.model)
+    nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    assert nodes and not model.functions
+    for number, node in enumerate(nodes):
+        # Neither an input nor an output may be without a name.
+        assert all(node.input) and list(node.input[9:]) == [
+            "ai.sharp.absent",
+            "ai.sharp.absent",
+            "collect_stats.int32",
+            f"key_scale.{number}",
+            f"value_scale.{number}",
+        ]
+        updated = ("key_cache_out", "value_cache_out", "key_scale_out", "value_scale_out")
+        assert len(node.output) == 6 and [node.output[at] for at in (1, 2, 4, 5)] == [
+            f"{name}.{number}" for name in updated
+        ]
+        versions = [one.s for one in node.attribute if one.name == "plugin_version"]
+        assert versions == [b"2"]
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    kind = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}[dtype]
+    assert kinds["key_cache.0"] == kinds["key_cache_out.0"] == kind
+    assert recorder.profiles[0]["key_scale.0"][2][0] == recorder.profiles[0]["key_cache.0"][2][0]
+    (out / "model.onnx").write_bytes(recorder.model)
+    given = first_plugin(out / "model.onnx")
+    assert (given["op"], given["version"]) == ("PagedAttention", "2")
+
+
+def test_a_key_screen_goes_to_the_plugin(folders, monkeypatch, tmp_path):
+    out = shutil.copytree(folders("entmax", "--key-screen", "int8"), tmp_path / "out")
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    model = onnx.load_from_string(recorder.model)
+    [node] = [node for node in model.graph.node if node.domain == "ai.sharp"]
+    absent = ["ai.sharp.absent"] * 2
+    assert list(node.input[9:]) == [*absent, "collect_stats.int32", *absent, "key_screen.0", "key_shift.0"]
+    assert len(node.output) == 5 and all(node.output) and node.output[4] == "key_screen_out.0"
+    assert [one.s for one in node.attribute if one.name == "plugin_version"] == [b"3"]
+    assert recorder.profiles[0]["key_screen.0"][2][0] == recorder.profiles[0]["key_cache.0"][2][0]
+    (out / "model.onnx").write_bytes(recorder.model)
+    assert first_plugin(out / "model.onnx")["version"] == "3"
+
+
+def test_an_fp8_cache_needs_a_gpu_that_has_fp8(folders, monkeypatch, tmp_path):
+    out = folders("softmax", "--kv-dtype", "fp8", "--target", "tensorrt")
+    Recorder().install(monkeypatch)
+    monkeypatch.setattr("sharp.exporter.tensorrt.tensorrt.find_device", lambda: device(86))
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    said = "an fp8 cache, which TensorRT takes from compute capability 8.9 on; a GPU has 8.6" in result.output
+    assert (result.exit_code, said) == (2, True), result.output
+
+
+def test_quantized_weights_go_to_the_parser_as_standard_ops(folders, monkeypatch, tmp_path):
+    out = folders("ssa", "--quantize", "int8")
+    recorder = Recorder()
+    recorder.install(monkeypatch)
+    read = []
+
+    def parse(content, path):
+        (Path(path).parent / "read.onnx").write_bytes(content)
+        read.append(onnx.load(Path(path).parent / "read.onnx"))  # with its weights, which lie beside `path`
+        return True
+
+    monkeypatch.setattr(recorder, "parse", parse)
+    result = run(out, "--backend", "tensorrt", "-o", tmp_path / "engine", "--max-context", 64)
+    assert result.exit_code == 0, result.output
+    [model] = read
+    kinds = {(node.domain, node.op_type) for node in model.graph.node}
+    assert {("", "DequantizeLinear"), ("ai.sharp", "PagedAttention")} <= kinds
+    assert {domain for domain, _ in kinds} == {"", "ai.sharp"}
+    hashed = json.loads((tmp_path / "engine.json").read_text())["model_sha256"]
+    assert hashed == hashlib.sha256((out / "model.onnx").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization": "int4"}, "takes blocks of 64 and 128; export the model again with --quantize int4-128"),
+        ({"quantization": "int8", "opset": 20}, "is quantized and of opset 20, and TensorRT reads weights of 4 bits"),
+    ],
+)
+def test_quantized_weights_that_tensorrt_has_no_form_for(paged, monkeypatch, changes, words):
+    read_manifest(paged).model_copy(update=changes).write(paged)
+    Recorder().install(monkeypatch)
+    result = run(paged, "--backend", "tensorrt", "--max-context", 64)
+    assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
@@ -210,9 +325,7 @@ def test_the_real_parser_takes_what_it_is_given_for_the_plugin(folders, monkeypa
     recorder.install(monkeypatch)
     assert run(out, "--backend", "tensorrt", "--max-context", 64).exit_code == 0
     (out / "model.onnx").write_bytes(recorder.model)
-    command = [sys.executable, "-m", "tests.full.cuda.read_fields", out / "model.onnx"]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
+    given = first_plugin(out / "model.onnx")
     assert (given["op"], given["values"]["normalizer"]) == ("SharpAttention", "ssa\0")
 
 

@@ -35,6 +35,22 @@ def test_engines_of_every_form(checkpoint, sharp_export, tmp_path, norm, positio
     assert (tmp_path / "engine").stat().st_size > 1000
 
 
+@pytest.mark.full
+def test_an_engine_of_quantized_weights_keeps_them_small(checkpoint, sharp_export, tmp_path):
+    source = checkpoint("ssa", hidden_size=512, intermediate_size=1024, tie_embeddings=False)
+    options = ("--norm", "ssa", "--cache", "none", "--dtype", "float16")
+    sizes = {}
+    for name, quantize in {"half": (), "quantized": ("--quantize", "int4-128")}.items():
+        result = sharp_export(source, *options, *quantize, "-o", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        result = run(tmp_path / name, *BACKEND, 89, "--max-context", 96, "-o", tmp_path / f"{name}.engine")
+        assert result.exit_code == 0, result.output
+        sizes[name] = (tmp_path / f"{name}.engine").stat().st_size
+    products = 2 * (3 * 512 * 1024 + 2 * 512 * 48 + 2 * 512 * 16 + 512 * 257)  # bytes of float16
+    # Of 16 bits the products keep 8 or 4, their scales are new, and an engine has more than its weights.
+    assert sizes["quantized"] < sizes["half"] - 0.3 * products
+
+
 def test_what_cannot_be_built_is_refused_in_a_sentence(checkpoint, sharp_export, tmp_path):
     out = tmp_path / "out"
     sharp_export(checkpoint("softmax"), "--norm", "softmax", "-o", out)

@@ -1,7 +1,7 @@
 """Cases of bench/gpu/library.py on a GPU that is interpreted, with memory accesses checked as in tests/full/triton.
 
 python -m tests.full.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout. The first case of
-an op is called in every way, the others through the library.
+an op and a kind of cache is called in every way, the others through the library.
 """
 
 import json
@@ -46,8 +46,9 @@ def main() -> None:
     with Memory() as memory:
         device = Device(memory)
         for name, case in json.load(sys.stdin):
-            found.append(rows(caller, ops[name], case, device, name not in called))
-            called.add(name)
+            kind = name, case.get("cache_dtype"), case.get("screened")
+            found.append(rows(caller, ops[name], case, device, kind not in called))
+            called.add(kind)
     json.dump(found, sys.stdout)
 
 

@@ -23,9 +23,9 @@ FIELDS = {
 
 
 class Creator(trt.IPluginCreatorV3One):
-    def __init__(self, name):
+    def __init__(self, name, version):
         trt.IPluginCreatorV3One.__init__(self)
-        self.name, self.plugin_namespace, self.plugin_version = name, "", "1"
+        self.name, self.plugin_namespace, self.plugin_version = name, "", version
         self.field_names = trt.PluginFieldCollection([trt.PluginField(name, b"", FIELDS[name]) for name in FIELDS])
 
     def create_plugin(self, name, fields, _phase):
@@ -34,10 +34,20 @@ class Creator(trt.IPluginCreatorV3One):
             for field in fields
         }
         types = {field.name: field.type.name for field in fields}
-        print(json.dumps({"op": self.name, "node": name, "types": types, "values": found}), flush=True)
+        print(
+            json.dumps(
+                {"op": self.name, "version": self.plugin_version, "node": name, "types": types, "values": found}
+            ),
+            flush=True,
+        )
 
 
-creators = [Creator("PagedAttention"), Creator("SharpAttention")]
+creators = [
+    Creator("PagedAttention", "1"),
+    Creator("PagedAttention", "2"),
+    Creator("PagedAttention", "3"),
+    Creator("SharpAttention", "1"),
+]
 assert all(trt.get_plugin_registry().register_creator(creator, "") for creator in creators)
 logger = trt.Logger(trt.Logger.ERROR)
 network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -88,6 +88,8 @@ inline const char* name_of(DataType type) {
       return "bfloat16";
     case DataType::kINT8:
       return "int8";
+    case DataType::kFP8:
+      return "fp8";
     case DataType::kINT32:
       return "int32";
     case DataType::kINT64:

@@ -58,6 +58,7 @@ CASES["softmax"] += [
 for name in ("ssa", *PASSES):
     CASES[name] += [paged(name, "float16", QUESTION, q_heads=2, kv_heads=1, statistics=None)]
 CASES["entmax"] += [paged("entmax", alpha=alpha, sequences=[[30, 1], [0, 20]]) for alpha in (1.25, 2.0)]
+CASES["entmax"] += [paged("entmax", sequences=[[90, 1], [0, 20]], screened=True, spread=3.0)]
 
 
 def run(module, libraries, *arguments, given=None):
@@ -89,7 +90,9 @@ def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     if normalizer in ("adaptive_softmax", "entmax"):
         decoding = {"decode_observe", "decode_solve", "decode_settled"}
     question = {"merge_prompts", *PASSES.get(normalizer, ())} if normalizer in ("ssa", *PASSES) else set()
-    assert launched == {"write_cache", "write_scaled_cache", "write_present", "prefill", "merge", *decoding, *question}
+    screen = {"write_screened_cache", "decode_screen", "decode_survivors"} if normalizer == "entmax" else set()
+    writing = {"write_cache", "write_scaled_cache", "write_present"}
+    assert launched == {*writing, "prefill", "merge", *decoding, *question, *screen}
 
 
 @pytest.mark.parametrize(

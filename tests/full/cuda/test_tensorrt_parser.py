@@ -7,9 +7,9 @@ import sys
 import onnx
 import pytest
 
-from sharp.exporter.graph.lowering import leave_to_plugin
 from sharp.exporter.tensorrt.tensorrt import flag_as_int32
 from sharp.plugins.ops.schema import ATTENTION
+from sharp.plugins.tensorrt.nodes import leave_to_plugin
 from tests.full.cuda.native import ROOT
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Shape, make_case, make_model

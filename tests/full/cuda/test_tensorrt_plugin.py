@@ -19,9 +19,14 @@ def said(libraries):
 
 
 def test_the_creators_are_found_by_name_version_and_namespace(said):
-    names = ("Attention", "PagedAttention", "SharpAttention")  # the first is the last's of engines from before
-    assert said["creator"] == [f"{name}/1/ PLUGIN CREATOR_V3ONE 1.0" for name in names]
-    assert said["plugin"] == ["PagedAttention 1 '' outputs 4"]
+    # The first is the last's of engines from before; version 2 is over caches with scales, 3 with a screen.
+    names = ("Attention/1", "PagedAttention/1", "PagedAttention/2", "PagedAttention/3", "SharpAttention/1")
+    assert said["creator"] == [f"{name}/ PLUGIN CREATOR_V3ONE 1.0" for name in names]
+    assert said["plugin"] == [
+        "PagedAttention 1 '' outputs 4",
+        "PagedAttention 2 '' outputs 6",
+        "PagedAttention 3 '' outputs 5",
+    ]
 
 
 def test_every_attribute_of_the_op_is_a_field(said):
@@ -52,13 +57,29 @@ def test_attributes_that_a_node_leaves_out_have_the_defaults(said):
 
 def test_the_types_of_the_format_sweep(said):
     pairs = ["float32 float32", "float32 float16", "float32 bfloat16", "float16 float16", "bfloat16 bfloat16"]
-    assert said["sweep"] == [f"{count} {pair}" for count in (12, 9) for pair in pairs]
-    assert said["wrong"] == []
+    scaled = [f"14 {dtype} {cache}" for dtype in ("float32", "float16", "bfloat16") for cache in ("int8", "fp8")]
+    assert said["sweep"] == [f"{count} {pair}" for count in (12, 9) for pair in pairs] + scaled
+    assert said["wrong"] == [] and said["right"] == ["12", "14", "14", "16"]
 
 
 def test_shapes_types_and_aliases_of_the_outputs(said):
-    assert said["shapes"] == said["types"] == ["status 0"]
-    assert said["output"] == [
+    assert said["shapes"] == said["types"] == ["status 0"] * 3
+    assert said["output"][10:] == [
+        "0 float32 tokens q_heads value_dim aliases -1",
+        "1 bfloat16 blocks kv_heads head_dim block_size aliases 3",
+        "2 bfloat16 blocks kv_heads block_size value_dim aliases 4",
+        "3 float32 tokens q_heads 5 aliases -1",
+        "4 int8 blocks kv_heads bytes aliases 14",
+    ]
+    assert said["output"][4:10] == [
+        "0 float32 tokens q_heads value_dim aliases -1",
+        "1 fp8 blocks kv_heads head_dim block_size aliases 3",
+        "2 fp8 blocks kv_heads block_size value_dim aliases 4",
+        "3 float32 tokens q_heads 5 aliases -1",
+        "4 float32 blocks kv_heads aliases 12",
+        "5 float32 blocks kv_heads aliases 13",
+    ]
+    assert said["output"][:4] == [
         "0 float32 tokens q_heads value_dim aliases -1",
         "1 bfloat16 blocks kv_heads head_dim block_size aliases 3",
         "2 bfloat16 blocks kv_heads block_size value_dim aliases 4",
@@ -92,6 +113,49 @@ def test_without_aliasing_the_caches_are_copied_first(said):
     assert values(launches[0])["key_cache"] == str(4096 * 102)
     assert values(launches[-1])["value_cache"] == str(4096 * 103)
     assert len(launches) == 6
+
+
+@pytest.mark.parametrize("cache", ["int8", "fp8"])
+def test_a_cache_of_8_bits_is_updated_with_its_scales(said, cache):
+    assert said[cache] == ["configure 0"]
+    assert said[f"{cache}-aliased"][:2] == said[f"{cache}-copied"][:2] == ["shape 0", "enqueue 0"]
+    launches = events(said[f"{cache}-aliased"])
+    assert len(launches) == 6
+    addresses = {"key_cache": 4, "value_cache": 5, "key_scale": 13, "value_scale": 14}
+    written = values(launches[0])
+    assert {name: written[name] for name in addresses} == {name: str(4096 * at) for name, at in addresses.items()}
+    for event in launches:
+        assert all(values(event).get(name, str(4096 * at)) == str(4096 * at) for name, at in addresses.items())
+    *copies, written = events(said[f"{cache}-copied"])[:5]
+    sizes = [100 * 2 * 64 * 16] * 2 + [100 * 2 * 4] * 2
+    assert copies == [
+        f"copy to={4096 * to} from={4096 * source} bytes={size} stream=55"
+        for to, source, size in zip((102, 103, 105, 106), addresses.values(), sizes, strict=True)
+    ]
+    assert [values(written)[name] for name in addresses] == [str(4096 * to) for to in (102, 103, 105, 106)]
+    # While TensorRT builds, all outputs are zeros.
+    outputs = [(101, 5 * 8 * 64 * 2), (102, sizes[0]), (103, sizes[0]), (104, 5 * 8 * 5 * 4)]
+    outputs += [(105, sizes[2]), (106, sizes[2])]
+    assert events(said[f"{cache}-building"]) == [f"set to={4096 * to} value=0 bytes={size}" for to, size in outputs]
+
+
+def test_a_key_screen_is_updated_with_the_cache(said):
+    assert said["screen"] == ["configure 0"]
+    assert said["screen-aliased"][:2] == said["screen-copied"][:2] == ["shape 0", "enqueue 0"]
+    launches = events(said["screen-aliased"])
+    names = [event.split()[1].partition("@")[0] for event in launches]
+    assert names[0] == "write_screened_cache" and "decode_screen" in names
+    for event in (launches[0], launches[names.index("decode_screen")]):
+        passed = values(event)
+        assert passed["key_screen"] == str(4096 * 15) and passed.get("key_shift", str(4096 * 16)) == str(4096 * 16)
+    *copies, written = events(said["screen-copied"])[:4]
+    sizes = [100 * 2 * 64 * 16 * 2] * 2 + [100 * 2 * 16 * 72]
+    assert copies == [
+        f"copy to={4096 * to} from={4096 * source} bytes={size} stream=55"
+        for to, source, size in zip((102, 103, 105), (4, 5, 15), sizes, strict=True)
+    ]
+    assert values(written)["key_screen"] == str(4096 * 105) and values(written)["key_shift"] == "0"
+    assert events(said["screen-building"])[-1] == f"set to={4096 * 105} value=0 bytes={sizes[2]}"
 
 
 def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
@@ -138,7 +202,16 @@ def test_a_node_may_end_before_its_optional_inputs(said):
 
 
 def test_what_is_wrong_is_logged_in_a_sentence(said):
-    assert said["refused"] == ["heads 1", "ranks 1", "blocks 1", "columns 1", "few 1"]
+    assert said["refused"] == [
+        "heads 1",
+        "ranks 1",
+        "blocks 1",
+        "columns 1",
+        "few 1",
+        "scales 1",
+        "screen 1",
+        "unscaled 1",
+    ]
     assert said["created"] == ["0"] * 5
     assert said["log"][1:] == [
         "1 PagedAttention: kv_heads must divide q_heads",
@@ -146,6 +219,9 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
         "1 PagedAttention: value_cache must be [blocks, kv_heads, block_size, value_dim]",
         "1 PagedAttention: head_params of this normalizer must have 1 column, the sinks",
         "1 PagedAttention: it has 5 inputs, but must have 9 to 12",
+        "1 PagedAttention: key_scale and value_scale must be [blocks, kv_heads]",
+        "1 PagedAttention: key_screen must be [blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)]",
+        "1 PagedAttention: it has 12 inputs, but must have 14",
         "1 PagedAttention: attribute normalizer is 'softmin'; it must be one of softmax, ssa, adaptive_softmax, "
         "entmax, sigmoid, relu, relu2, softpick",
         "1 PagedAttention: attribute alpha is 1; entmax needs a finite alpha above 1",

@@ -165,9 +165,10 @@ def test_tensorrt_builds_and_runs_an_engine(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ways, "find_device", lambda: None)
     diagnosis = cli.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
     assert (diagnosis.status, diagnosis.reason) == ("agrees", "")
-    assert len(diagnosis.comparisons) == 4 and set(machine.features) == {("aliasing", True)}
+    assert len(diagnosis.comparisons) == 8 and set(machine.features) == {("aliasing", True)}
     # In place: the caches that come in are those that go out; and all memory was given back.
-    assert machine.addresses["key_cache"] == machine.addresses["key_cache_out"] and not machine.memory
+    for name in ("key_cache", "value_scale"):
+        assert machine.addresses[name] == machine.addresses[f"{name}_out"] and not machine.memory
     machine.refuse = "build"
     diagnosis = cli.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
     assert diagnosis.status == "failed" and "could not build an engine" in diagnosis.reason

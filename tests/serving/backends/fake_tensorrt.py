@@ -17,6 +17,8 @@ import onnxruntime
 
 from sharp.plugins import library_path
 from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, EngineManifest, manifest_path
+from sharp.plugins.manifest import read_manifest
+from sharp.serving.backends.cache_size import tensors_of
 
 DTYPES = {
     "tensor(int64)": "INT64",
@@ -24,8 +26,19 @@ DTYPES = {
     "tensor(bool)": "BOOL",
     "tensor(float)": "FLOAT",
     "tensor(float16)": "HALF",
+    "tensor(int8)": "INT8",
+    "tensor(float8e4m3fn)": "FP8",
 }
-NUMPY = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FLOAT": np.float32, "HALF": np.float16}
+NUMPY = {
+    "INT64": np.int64,
+    "INT32": np.int32,
+    "BOOL": np.bool_,
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "INT8": np.int8,
+    "FP8": np.uint8,
+}
+E4M3 = 17  # ONNX's number of FLOAT8E4M3FN
 VERSION = "10.14.1"
 
 
@@ -34,6 +47,7 @@ class FakeMachine:
 
     def __init__(self) -> None:
         self.loaded: list[str] = []  # plugin libraries
+        self.added: list[tuple[Path, int]] = []  # model folder whose kernels were added, number of the GPU
         self.used: list[int] = []  # profile of every step
         self.memory: dict[int, ctypes.Array] = {}  # by address
         self.page_locked: dict[int, ctypes.Array] = {}  # memory of the host
@@ -50,6 +64,9 @@ class FakeMachine:
         for name, module in self.cuda().items():
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr("sharp.plugins.tensorrt.package.library_path", lambda runtime: f"/lib/{runtime}.so")
+        monkeypatch.setattr(
+            "sharp.serving.backends.tensorrt.add_kernels_for_gpu", lambda *given: self.added.append(given)
+        )
 
     def tensorrt(self) -> ModuleType:
         module = ModuleType("tensorrt")
@@ -202,11 +219,20 @@ class FakeContext:
         if self.machine.refuse in ("step", "device"):
             return False
         self.machine.used.append(self.profile)
-        feeds = {name: self.read(name).copy() for name in self.engine.inputs}
-        for name, result in zip(self.engine.outputs, self.engine.session.run(None, feeds), strict=True):
-            assert result.nbytes <= len(self.machine.memory[self.addresses[name]])
-            ctypes.memmove(self.addresses[name], np.ascontiguousarray(result).ctypes.data, result.nbytes)
+        feeds = {name: self.value(name) for name in self.engine.inputs}
+        results = self.engine.session.run_with_ort_values(list(self.engine.outputs), feeds)
+        for name, result in zip(self.engine.outputs, results, strict=True):
+            dtype = np.dtype(NUMPY[self.engine.get_tensor_dtype(name).name])
+            size = int(np.prod(result.shape(), dtype=int)) * dtype.itemsize
+            assert size <= len(self.machine.memory[self.addresses[name]])
+            ctypes.memmove(self.addresses[name], result.data_ptr(), size)
         return stream == 55
+
+    def value(self, name):
+        array = self.read(name).copy()
+        if array.dtype == np.uint8:
+            return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, E4M3)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
     def read(self, name):
         shape, dtype = self.shapes[name], NUMPY[self.engine.get_tensor_dtype(name).name]
@@ -225,8 +251,8 @@ def write_engine(folder: Path, machine: FakeMachine, *, block: int, plugin: bool
         rows = dict.fromkeys(("input_ids", "positions", "slot_mapping"), ((1,), (tokens,), (tokens,)))
         rows |= {"logits_indices": ((1,), (tokens,), (tokens,)), "context_lens": ((1,), (4,), (4,))}
         rows |= {"query_start": ((2,), (5,), (5,)), "block_table": ((1, 1), (4, pages), (4, pages))}
-        for name, shape in (("key_cache.0", (1, 1, block)), ("value_cache.0", (1, block, 1))):
-            rows[name] = ((1, *shape), (pages, *shape), (4 * pages, *shape))
+        for tensor in tensors_of(read_manifest(folder)):
+            rows[tensor.name] = tuple((count, *tensor.block_shape) for count in (1, pages, 4 * pages))
         return rows
 
     machine.profiles = [profile(4), profile(16)]

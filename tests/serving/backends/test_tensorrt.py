@@ -53,6 +53,7 @@ def test_tokens_are_those_of_the_model(machine, folder, expected_hashing, plugin
     # Prompts run in the profile for every step, tokens alone in the one for decoding.
     assert machine.used[0] == 1 and machine.used[-1] == 0 and machine.used == sorted(machine.used, reverse=True)
     assert machine.loaded == (["/lib/tensorrt.so"] if plugin else [])
+    assert machine.added == ([(folder, 0)] if plugin else [])
     # In place under the plugin, which aliases; otherwise there are two caches that change places.
     for name in ("key_cache", "value_cache"):
         read, written = machine.addresses[f"{name}.0"], machine.addresses[f"{name}_out.0"]
@@ -184,7 +185,7 @@ def test_the_fake_has_the_interface_of_the_real_package():
     trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
     pairs = ((FakeEngine, trt.ICudaEngine), (FakeContext, trt.IExecutionContext), (FakeBuilder, trt.Builder))
     for fake, real in pairs:
-        used = {name for name in vars(fake) if not name.startswith("_")} - {"read"}
+        used = {name for name in vars(fake) if not name.startswith("_")} - {"read", "value"}
         assert used and all(hasattr(real, name) for name in used), real
     for name in ("num_io_tensors", "num_optimization_profiles"):
         assert hasattr(trt.ICudaEngine, name)

@@ -1,0 +1,46 @@
+"""Attention nodes as TensorRT's parser takes them for Sharp's plugins."""
+
+import onnx
+
+from sharp.plugins.ops import schema
+from sharp.plugins.ops.function_body import complete_inputs, given_inputs
+
+SCALED_VERSION, SCREENED_VERSION = b"2", b"3"
+"""Of the plugin over caches with scales or a key screen; `paged_attention_plugin.h` says why they have their own."""
+
+
+def leave_to_plugin(model: onnx.ModelProto) -> None:
+    """Make the attention nodes of `model` such that TensorRT's parser takes Sharp's plugin for them.
+
+    Its older parsers look for a local function before they look for a plugin, so there is none; and all refuse a node
+    that names fewer outputs than its plugin has, so those that nobody reads get names.
+    """
+    del model.functions[:]
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
+            _name_outputs(node, schema.ATTENTION.output_names)
+        elif (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name):
+            given = given_inputs(node)
+            names = schema.PAGED_ATTENTION.all_input_names
+            last = max((names.index(name) for name in given), default=0)
+            complete_inputs(model.graph, node, names[: max(last + 1, schema.PAGED_ATTENTION.required_inputs)])
+            if {*schema.SCALES} & {*given}:
+                _name_outputs(node, (*schema.OUTPUTS, *(f"{name}_out" for name in schema.SCALES)))
+                _set_version(node, SCALED_VERSION)
+            elif "key_screen" in given:
+                del node.output[len(schema.OUTPUTS) : -1]  # those of scales
+                _name_outputs(node, (*schema.OUTPUTS, "key_screen_out"))
+                _set_version(node, SCREENED_VERSION)
+
+
+def _name_outputs(node: onnx.NodeProto, names: tuple[str, ...]) -> None:
+    named = dict(zip(names, node.output, strict=False))
+    outputs = [named.get(name) or f"{node.output[0]}.{name}" for name in names]
+    del node.output[:]
+    node.output.extend(outputs)
+
+
+def _set_version(node: onnx.NodeProto, version: bytes) -> None:
+    kept = [attribute for attribute in node.attribute if attribute.name != "plugin_version"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("plugin_version", version)])
