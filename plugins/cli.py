@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from io import StringIO
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -68,17 +69,39 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def echo_error(error: click.ClickException | str) -> None:
+    """Print an error on stderr, as click does, with its first word in red on a terminal."""
+    shown = StringIO()
+    (click.ClickException(error) if isinstance(error, str) else error).show(shown)
+    usage, mark, sentence = shown.getvalue().partition("Error:")
+    click.echo(usage + click.style(mark, fg="red", bold=True) + sentence, err=True, nl=False, color=colour())
+
+
+def colour() -> bool | None:
+    """Whether click prints in colour: None is on terminals; never where the user says so (https://no-color.org)."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
 class _Main(click.Command):
-    """A command whose help cannot be printed ends with a sentence, too."""
+    """A command whose errors are in colour on a terminal, also where its help cannot be printed."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """See `click.Command`."""
-        try:
+        standalone = options.get("standalone_mode", True)
+        options = {"color": colour(), **options, "standalone_mode": False}
+        if not standalone:
             return super().main(*arguments, **options)
+        try:
+            sys.exit(super().main(*arguments, **options))
+        except click.ClickException as error:
+            echo_error(error)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
         except OSError as error:
             discard_output()
             with suppress(OSError):  # stderr may be on the same disk
-                click.echo(f"Error: {error}", err=True)
+                echo_error(str(error))
             sys.exit(Refusal.exit_code)
 
 
@@ -202,6 +225,6 @@ def run_script(name: str) -> None:
     try:
         command = load_command(name)
     except click.ClickException as error:
-        error.show()
+        echo_error(error)
         sys.exit(error.exit_code)
     command(prog_name=f"sharp-{name}")

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sharp.plugins.cli import SharpCommand, discard_output
+from sharp.plugins.cli import SharpCommand, discard_output, echo_error
 from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.errors import EngineEndedError, InputError, NotFoundError, SharpError
 from sharp.serving.api.events import Delta, Finished, FinishReason
@@ -95,7 +95,7 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
         asyncio.run(run_server(folder, settings, _announce))
     except EngineEndedError as error:
         log.flush()
-        click.echo(f"Error: {error}", err=True)
+        echo_error(str(error))
         sys.stdout.flush()
         os._exit(ENGINE_ENDED)  # a runtime whose GPU is lost may abort or wait for ever when it is taken down
     finally:

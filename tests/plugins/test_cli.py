@@ -9,6 +9,21 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.plugins.cli import COMMANDS, main
+from tests.terminal import on_terminal
+
+SHARP = (sys.executable, "-c", "from sharp.plugins.cli import main; main(prog_name='sharp')")
+# `sharp check-normalizer`, but its checks: they import torch, and take seconds.
+CHECK_NORMALIZER = (
+    sys.executable,
+    "-c",
+    "import sys; from types import SimpleNamespace as Module\n"
+    "check = Module(name='gradients', problem='', note='')\n"
+    "sys.modules['sharp.plugins.custom.checks'] = Module(run_checks=lambda custom: [check])\n"
+    "sys.modules['sharp.plugins.custom.normalizer'] = Module(in_file=lambda file: Module(name='mine'))\n"
+    "from sharp.plugins.cli import main; main(['check-normalizer', 'mine.py'])",
+)
+NO_FILE = (*SHARP, "doctor", "none")
+NO_COMMAND = (*SHARP, "exprt")
 
 
 @pytest.mark.parametrize(("script", "module", "extra"), [("serve", "grpc", "serve"), ("export", "onnx", "export")])
@@ -78,3 +93,27 @@ def test_a_misspelt_command_is_named() -> None:
         2,
         "Error: No such command 'exprt'. Did you mean 'export'?",
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "coloured"),
+    [
+        (NO_FILE, "\x1b[31m\x1b[1mError:\x1b[0m"),
+        (NO_COMMAND, "\x1b[31m\x1b[1mError:\x1b[0m No such command 'exprt'"),
+        (CHECK_NORMALIZER, "\x1b[32mok  \x1b[0m  gradients"),
+    ],
+    ids=["error", "usage", "check-normalizer"],
+)
+def test_a_terminal_has_colours_and_no_color_turns_them_off(command: tuple[str, ...], coloured: str) -> None:
+    code, shown = on_terminal(command)
+    assert coloured in shown
+    plain = shown.replace("\x1b[31m\x1b[1m", "").replace("\x1b[32m", "").replace("\x1b[0m", "")
+    assert on_terminal(command, NO_COLOR="1") == (code, plain)
+    piped = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (piped.returncode, piped.stdout + piped.stderr) == (code, plain)
+    assert "\x1b" not in plain
+
+
+def test_an_error_on_a_terminal_is_one_sentence() -> None:
+    code, shown = on_terminal(NO_FILE, NO_COLOR="1")
+    assert (code, shown.count("\n"), shown.startswith("Error: none ")) == (2, 1, True), shown
