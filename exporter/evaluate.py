@@ -25,7 +25,7 @@ from sharp.models.tasks.scoring import Scorable
 from sharp.plugins.cli import SharpCommand
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="What FOLDER was made from, to run in PyTorch too.")
 @click.option("--runtime", type=click.Choice(["both", *RUNTIMES]), default="both", help="Sharp's kernels, or the body.")

@@ -49,7 +49,7 @@ def parse_sweep(text: str) -> Sweep | None:
     return Sweep(field, parse_numbers("--sweep", values))
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--task", type=click.Choice([TEXT, *TASKS]), help="Task.  [default: the one it was trained on]")
 @click.option("--lengths", help="Lengths, as 16,32,64.  [default: the paper's; 256 to 2048 of text]")

@@ -276,7 +276,7 @@ def plot(folder: Path) -> list[str]:
     return hints
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True), default=RESULTS)
 @click.option("--output", type=click.Path(path_type=Path), default=OUTPUT)
 def main(folder: Path, output: Path) -> None:

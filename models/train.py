@@ -202,7 +202,7 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(low), int(high or low)
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("task", type=click.Choice([TEXT, *TASKS]))
 @click.option("--norm", type=click.Choice(list(NORMS)), default="ssa", help="Attention scheme to train with.")
 @click.option("--temperature", type=float, help="Temperature of norm fixed-temperature; it divides the logits.")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from sharp.plugins.errors import SharpError, VerificationError, is_panic
+from sharp.plugins.grouped_help import HELP, GroupedCommand
 
 
 class Lazy(NamedTuple):
@@ -24,30 +25,45 @@ class Lazy(NamedTuple):
     summary: str
 
 
-COMMANDS = {
-    "adapt": Lazy("sharp.exporter.adapt.cli:adapt", "adapt", "Turn a softmax model into one with another norm."),
-    "baseline": Lazy(
-        "sharp.serving.observability.cli:baseline", "serve", "Record how the heads' entropies are distributed."
-    ),
-    "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
-    "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
-    "check-normalizer": Lazy(
-        "sharp.plugins.custom.cli:check_normalizer", "export", "Test a normalizer of your own, a Python file."
-    ),
-    "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
-    "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
-    "fit-length-scale": Lazy(
-        "sharp.exporter.temperature.length_scale:fit_length_scale", "export", "Fit a scale that grows with the length."
-    ),
-    "fit-temperature": Lazy("sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."),
-    "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
-    "health": Lazy(
-        "sharp.serving.server.health_check:health", "serve", "Ask the server on this machine whether it serves."
-    ),
-    "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
-    "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
-    "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),
+GROUPS = {
+    "Make a model": {
+        "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
+        "adapt": Lazy("sharp.exporter.adapt.cli:adapt", "adapt", "Turn a softmax model into one with another norm."),
+        "fit-temperature": Lazy(
+            "sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."
+        ),
+        "fit-length-scale": Lazy(
+            "sharp.exporter.temperature.length_scale:fit_length_scale",
+            "export",
+            "Fit a scale that grows with the length.",
+        ),
+        "check-normalizer": Lazy(
+            "sharp.plugins.custom.cli:check_normalizer", "export", "Test a normalizer of your own, a Python file."
+        ),
+        "build": Lazy(
+            "sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."
+        ),
+    },
+    "Run it": {
+        "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),
+        "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
+        "health": Lazy(
+            "sharp.serving.server.health_check:health", "serve", "Ask the server on this machine whether it serves."
+        ),
+    },
+    "Look at it": {
+        "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
+        "baseline": Lazy(
+            "sharp.serving.observability.cli:baseline", "serve", "Record how the heads' entropies are distributed."
+        ),
+        "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
+    },
+    "Machines": {
+        "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
+        "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
+    },
 }
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 INTERRUPTED = 128 + signal.SIGINT  # the exit code
 
 
@@ -105,7 +121,7 @@ class _Main(click.Command):
             sys.exit(Refusal.exit_code)
 
 
-class SharpCommand(_Main):
+class SharpCommand(_Main, GroupedCommand):
     """A command whose `SharpError`s end as one sentence on stderr and exit code 2 (1 for a failed verification)."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -155,9 +171,10 @@ class LazyGroup(_Main, click.Group):
         return sorted(COMMANDS)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of subcommands, none of which is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in sorted(COMMANDS.items())])
+        """The lists of subcommands, none of which is imported."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, command.summary) for name, command in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -204,7 +221,7 @@ def broken_package(error: ImportError) -> Refusal:
     return Refusal(f"{error.name or 'a package'} is installed but cannot be imported: {error}")
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings=HELP, epilog="See also: docs/index.md, and sharp COMMAND -h.")
 @click.version_option(package_name="sharp-attention", prog_name="sharp")
 def main() -> None:
     """Export, serve and measure transformers whose attention stays sharp."""
