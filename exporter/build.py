@@ -15,7 +15,11 @@ from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import check_verified, read_manifest
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(
+    cls=SharpCommand,
+    epilog="See also: docs/how-to/tensorrt.md, docs/how-to/gpu.md.",
+    context_settings={"show_default": True},
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--backend",

@@ -45,7 +45,38 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
     context.exit()
 
 
-@click.command("export", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+GROUPS = {
+    "Norm": (
+        "--norm",
+        "--untrained-norm",
+        "--norm-map",
+        "--trained-norm",
+        "--alpha",
+        "--ssa-b",
+        "--ssa-n",
+        "--temperature",
+        "--temperature-coefficients",
+        "--log-length-offset",
+        "--length-onset",
+    ),
+    "Model": ("--cache", "--target", "--head", "--max-context", "--block-size", "--key-screen", "--opset"),
+    "Precision": ("--dtype", "--kv-dtype", "--quantize"),
+    "Program": ("--tokenizer", "--norm-parameter"),
+    "Output": ("--output", "--dry-run", "--text", "--json", "--quiet"),
+}
+COMMON = (
+    *("--norm", "--untrained-norm", "--cache", "--target", "--max-context", "--dtype", "--kv-dtype", "--quantize"),
+    *("--output", "--dry-run", "--list", "--help"),
+)
+
+
+@click.command(
+    "export",
+    cls=SharpCommand,
+    groups=GROUPS,
+    common=COMMON,
+    epilog="See also: docs/exporting.md, docs/reference/architectures.md, sharp inspect, sharp serve.",
+)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(
     "--list",

@@ -1,6 +1,5 @@
 """`python -m sharp.exporter.evaluate FOLDER`: how an exported model does its task, in ONNX Runtime and in PyTorch."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -23,10 +22,10 @@ from sharp.models.evaluate import RESULTS, parse_sweep
 from sharp.models.evaluation import RESULT_SUFFIXES, check_output, parse_lengths, write
 from sharp.models.tasks.registry import TASKS
 from sharp.models.tasks.scoring import Scorable
-from sharp.plugins.errors import SharpError
+from sharp.plugins.cli import SharpCommand
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="What FOLDER was made from, to run in PyTorch too.")
 @click.option("--runtime", type=click.Choice(["both", *RUNTIMES]), default="both", help="Sharp's kernels, or the body.")
@@ -60,33 +59,29 @@ def main(
     """Evaluate FOLDER, exported with --cache none, on the samples that sharp.models.evaluate uses for its task."""
     console = Console()
     torch.set_num_threads(threads)
-    try:
-        output = output or RESULTS / f"{folder.resolve().name}-onnx.csv"
-        check_output(output, RESULT_SUFFIXES)
-        manifest = read_uncached(folder)
-        task = find_task(manifest, task_name)
-        models: dict[str, Scorable] = {
-            name: ExportedModel(folder, manifest, name, threads) for name in RUNTIMES if runtime in ("both", name)
-        }
-        if checkpoint is not None:
-            models["pytorch"] = TorchModel(checkpoint, manifest)
-        if server is not None:
-            models["server"] = RemoteModel(server, manifest)
-        rows = measure_runtimes(
-            models,
-            task,
-            sampler_of(manifest, task, parameters),
-            task.evaluation_lengths if lengths is None else parse_lengths(lengths),
-            task.sweep if sweep is None else parse_sweep(sweep),
-            samples,
-            seed,
-        )
-        write(rows, output)
-        console.print(as_table(rows, task.length_name))
-        console.print(f"wrote {output}")
-    except (SharpError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
-        sys.exit(2)
+    output = output or RESULTS / f"{folder.resolve().name}-onnx.csv"
+    check_output(output, RESULT_SUFFIXES)
+    manifest = read_uncached(folder)
+    task = find_task(manifest, task_name)
+    models: dict[str, Scorable] = {
+        name: ExportedModel(folder, manifest, name, threads) for name in RUNTIMES if runtime in ("both", name)
+    }
+    if checkpoint is not None:
+        models["pytorch"] = TorchModel(checkpoint, manifest)
+    if server is not None:
+        models["server"] = RemoteModel(server, manifest)
+    rows = measure_runtimes(
+        models,
+        task,
+        sampler_of(manifest, task, parameters),
+        task.evaluation_lengths if lengths is None else parse_lengths(lengths),
+        task.sweep if sweep is None else parse_sweep(sweep),
+        samples,
+        seed,
+    )
+    write(rows, output)
+    console.print(as_table(rows, task.length_name))
+    console.print(f"wrote {output}")
 
 
 def as_table(rows: list[RuntimeRow], length_name: str) -> Table:

@@ -1,6 +1,5 @@
 """`python -m sharp.models.evaluate CHECKPOINT`: how a trained model does over lengths: table, file and plot."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -31,7 +30,8 @@ from sharp.models.evaluation import (
 from sharp.models.tasks.registry import TASKS
 from sharp.models.tasks.task import Sweep
 from sharp.models.temperature_preset import read_temperature
-from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import InputError
 
 RESULTS = Path("build/evaluate")
 WINDOWS = (256, 512, 1024, 2048)
@@ -49,7 +49,7 @@ def parse_sweep(text: str) -> Sweep | None:
     return Sweep(field, parse_numbers("--sweep", values))
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--task", type=click.Choice([TEXT, *TASKS]), help="Task.  [default: the one it was trained on]")
 @click.option("--lengths", help="Lengths, as 16,32,64.  [default: the paper's; 256 to 2048 of text]")
@@ -99,46 +99,42 @@ def main(
     """Evaluate CHECKPOINT on its task, on samples that it has not been trained on."""
     console = Console()
     torch.set_num_threads(threads)
-    try:
-        if preset is not None and norm == "log-power":
-            raise InputError("log-power has no temperature; leave out --temperature-coefficients")
-        norm = norm or (None if preset is None else "adaptive-temperature")
-        output = output or RESULTS / f"{checkpoint.stem}{'' if norm is None else f'-{norm}'}.csv"
-        check_output(output, RESULT_SUFFIXES)
-        stored = read_checkpoint(checkpoint)
-        temperature = None if preset is None else read_temperature(preset)
-        model = stored.model
-        if norm is not None:
-            adaptive = norm == "adaptive-temperature"
-            model = with_adaptive_temperature(model, temperature) if adaptive else with_log_power(model)
-        model.to(choose_device(device))
-        chosen_lengths = None if lengths is None else parse_lengths(lengths)
-        if (task or stored.task or default_task(model)) == TEXT:
-            if parameters or sweep:
-                raise InputError("a text has no parameters; leave out --set and --sweep")
-            rows = measure_text(check_reads_bytes(model), read_text(text_file), chosen_lengths or WINDOWS, samples)
-            length_name = "bytes in a window"
-        else:
-            if text_file is not None:
-                raise InputError("only language models over bytes read a text; leave out --text, or give --task text")
-            found = find_task(task, stored)
-            rows = measure(
-                model,
-                found,
-                sampler_of(found, stored, parameters),
-                chosen_lengths or found.evaluation_lengths,
-                found.sweep if sweep is None else parse_sweep(sweep),
-                samples,
-                seed,
-            )
-            length_name = found.length_name
-        write(rows, output)
-        console.print(as_table(rows, length_name))
-        hint = plot(rows, length_name, output.with_suffix(".png"))
-        console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
-    except (SharpError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
-        sys.exit(2)
+    if preset is not None and norm == "log-power":
+        raise InputError("log-power has no temperature; leave out --temperature-coefficients")
+    norm = norm or (None if preset is None else "adaptive-temperature")
+    output = output or RESULTS / f"{checkpoint.stem}{'' if norm is None else f'-{norm}'}.csv"
+    check_output(output, RESULT_SUFFIXES)
+    stored = read_checkpoint(checkpoint)
+    temperature = None if preset is None else read_temperature(preset)
+    model = stored.model
+    if norm is not None:
+        adaptive = norm == "adaptive-temperature"
+        model = with_adaptive_temperature(model, temperature) if adaptive else with_log_power(model)
+    model.to(choose_device(device))
+    chosen_lengths = None if lengths is None else parse_lengths(lengths)
+    if (task or stored.task or default_task(model)) == TEXT:
+        if parameters or sweep:
+            raise InputError("a text has no parameters; leave out --set and --sweep")
+        rows = measure_text(check_reads_bytes(model), read_text(text_file), chosen_lengths or WINDOWS, samples)
+        length_name = "bytes in a window"
+    else:
+        if text_file is not None:
+            raise InputError("only language models over bytes read a text; leave out --text, or give --task text")
+        found = find_task(task, stored)
+        rows = measure(
+            model,
+            found,
+            sampler_of(found, stored, parameters),
+            chosen_lengths or found.evaluation_lengths,
+            found.sweep if sweep is None else parse_sweep(sweep),
+            samples,
+            seed,
+        )
+        length_name = found.length_name
+    write(rows, output)
+    console.print(as_table(rows, length_name))
+    hint = plot(rows, length_name, output.with_suffix(".png"))
+    console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
 
 
 def default_task(model: Model) -> str | None:

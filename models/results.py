@@ -8,7 +8,6 @@ sources.
 import csv
 import json
 import re
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 
 from sharp.models.plots import plot_scores
-from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import InputError
 
 RESULTS = Path("models/results")
 OUTPUT = Path("models/RESULTS.md")
@@ -276,18 +276,14 @@ def plot(folder: Path) -> list[str]:
     return hints
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True), default=RESULTS)
 @click.option("--output", type=click.Path(path_type=Path), default=OUTPUT)
 def main(folder: Path, output: Path) -> None:
     """Write the results beside the papers' numbers, and a picture of every section into FOLDER."""
-    try:
-        output.write_text(render(folder), encoding="utf-8")
-        for hint in dict.fromkeys(plot(folder)):
-            Console().print(hint)
-    except SharpError as error:
-        Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
-        sys.exit(2)
+    output.write_text(render(folder), encoding="utf-8")
+    for hint in dict.fromkeys(plot(folder)):
+        Console().print(hint)
     Console().print(f"wrote {output}")
 
 

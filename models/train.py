@@ -5,7 +5,6 @@ TASK is `text`, the byte-level language model of the demo, or a task of `sharp.m
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +36,8 @@ from sharp.models.tasks.scoring import memory_of, score
 from sharp.models.tasks.task import Task
 from sharp.models.text import Corpus, load_corpora
 from sharp.models.trainer import Stage, TrainSettings, train
-from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.cli import SharpCommand
+from sharp.plugins.errors import InputError
 
 VALIDATION_SAMPLES = 512
 VALIDATION_SEED = 0
@@ -202,7 +202,7 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(low), int(high or low)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("task", type=click.Choice([TEXT, *TASKS]))
 @click.option("--norm", type=click.Choice(list(NORMS)), default="ssa", help="Attention scheme to train with.")
 @click.option("--temperature", type=float, help="Temperature of norm fixed-temperature; it divides the logits.")
@@ -272,38 +272,32 @@ def main(
     output = output or work / "model.safetensors"
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    try:
-        chosen_device = choose_device(device)
-        compiled = task == TEXT if compile_model is None else compile_model
-        if compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
-            raise InputError(
-                "torch.compile needs a C++ compiler (g++, or the one that CXX names); or pass --no-compile"
-            )
-        given = {name: value for name, value in sizes.items() if value is not None}
-        if task == TEXT:
-            if parameters or lengths or given or start_from or bfloat16 is not None:
-                raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
-            config = text_config(norm, fixed_temperature(norm, temperature))
-            train_text(console, config, steps or TEXT_STEPS, seed, compiled, chosen_device, output, work)
-        else:
-            if bfloat16 is None:
-                bfloat16 = chosen_device.type == "cuda" and task != "max-retrieval"
-            choices = Choices(
-                norm,
-                temperature=temperature,
-                steps=steps,
-                lengths=None if lengths is None else parse_range(lengths),
-                seed=seed,
-                bfloat16=bfloat16,
-                compile=compiled,
-                **given,
-            )
-            train_task(console, task, choices, parameters, start_from, chosen_device, output, work)
-        if hint := plot_losses(work / "loss.csv", work / "loss.png"):
-            console.print(hint)
-    except (SharpError, OSError) as error:  # the latter of a disk that is full or read-only
-        Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
-        sys.exit(2)
+    chosen_device = choose_device(device)
+    compiled = task == TEXT if compile_model is None else compile_model
+    if compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise InputError("torch.compile needs a C++ compiler (g++, or the one that CXX names); or pass --no-compile")
+    given = {name: value for name, value in sizes.items() if value is not None}
+    if task == TEXT:
+        if parameters or lengths or given or start_from or bfloat16 is not None:
+            raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
+        config = text_config(norm, fixed_temperature(norm, temperature))
+        train_text(console, config, steps or TEXT_STEPS, seed, compiled, chosen_device, output, work)
+    else:
+        if bfloat16 is None:
+            bfloat16 = chosen_device.type == "cuda" and task != "max-retrieval"
+        choices = Choices(
+            norm,
+            temperature=temperature,
+            steps=steps,
+            lengths=None if lengths is None else parse_range(lengths),
+            seed=seed,
+            bfloat16=bfloat16,
+            compile=compiled,
+            **given,
+        )
+        train_task(console, task, choices, parameters, start_from, chosen_device, output, work)
+    if hint := plot_losses(work / "loss.csv", work / "loss.png"):
+        console.print(hint)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ PTX_TILES = 86  # the GPU with the least shared memory
 SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "ops")  # what --model leaves no room for
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("build/kernels"), help="The folder.")
 @click.option(
     "--model",

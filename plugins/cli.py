@@ -7,12 +7,14 @@ import sys
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from io import StringIO
 from types import FrameType
 from typing import Any, NamedTuple
 
 import click
 
 from sharp.plugins.errors import SharpError, VerificationError, is_panic
+from sharp.plugins.grouped_help import HELP, GroupedCommand
 
 
 class Lazy(NamedTuple):
@@ -23,30 +25,45 @@ class Lazy(NamedTuple):
     summary: str
 
 
-COMMANDS = {
-    "adapt": Lazy("sharp.exporter.adapt.cli:adapt", "adapt", "Turn a softmax model into one with another norm."),
-    "baseline": Lazy(
-        "sharp.serving.observability.cli:baseline", "serve", "Record how the heads' entropies are distributed."
-    ),
-    "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
-    "build": Lazy("sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."),
-    "check-normalizer": Lazy(
-        "sharp.plugins.custom.cli:check_normalizer", "export", "Test a normalizer of your own, a Python file."
-    ),
-    "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
-    "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
-    "fit-length-scale": Lazy(
-        "sharp.exporter.temperature.length_scale:fit_length_scale", "export", "Fit a scale that grows with the length."
-    ),
-    "fit-temperature": Lazy("sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."),
-    "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
-    "health": Lazy(
-        "sharp.serving.server.health_check:health", "serve", "Ask the server on this machine whether it serves."
-    ),
-    "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
-    "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
-    "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),
+GROUPS = {
+    "Make a model": {
+        "export": Lazy("sharp.exporter.cli:export", "export", "Export a checkpoint to a model folder."),
+        "adapt": Lazy("sharp.exporter.adapt.cli:adapt", "adapt", "Turn a softmax model into one with another norm."),
+        "fit-temperature": Lazy(
+            "sharp.exporter.temperature.cli:fit_temperature", "export", "Fit adaptive temperature."
+        ),
+        "fit-length-scale": Lazy(
+            "sharp.exporter.temperature.length_scale:fit_length_scale",
+            "export",
+            "Fit a scale that grows with the length.",
+        ),
+        "check-normalizer": Lazy(
+            "sharp.plugins.custom.cli:check_normalizer", "export", "Test a normalizer of your own, a Python file."
+        ),
+        "build": Lazy(
+            "sharp.exporter.build:build", "export,tensorrt-rtx", "Build an engine for TensorRT or TensorRT-RTX."
+        ),
+    },
+    "Run it": {
+        "serve": Lazy("sharp.serving.cli:serve", "serve", "Serve a model folder over gRPC and OpenAI's HTTP API."),
+        "generate": Lazy("sharp.serving.cli:generate", "serve", "Generate text with a server or a model folder."),
+        "health": Lazy(
+            "sharp.serving.server.health_check:health", "serve", "Ask the server on this machine whether it serves."
+        ),
+    },
+    "Look at it": {
+        "inspect": Lazy("sharp.exporter.inspection.cli:inspect", "export", "Show what every head does with a text."),
+        "baseline": Lazy(
+            "sharp.serving.observability.cli:baseline", "serve", "Record how the heads' entropies are distributed."
+        ),
+        "bench": Lazy("sharp.serving.bench.cli:bench", "serve", "Measure a server under load, or decoding."),
+    },
+    "Machines": {
+        "doctor": Lazy("sharp.plugins.doctor.cli:doctor", "serve", "Check attention on every backend of this machine."),
+        "plan": Lazy("sharp.serving.capacity.cli:plan", "serve", "How much memory, servers and money a load needs."),
+    },
 }
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 INTERRUPTED = 128 + signal.SIGINT  # the exit code
 
 
@@ -68,21 +85,43 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def echo_error(error: click.ClickException | str) -> None:
+    """Print an error on stderr, as click does, with its first word in red on a terminal."""
+    shown = StringIO()
+    (click.ClickException(error) if isinstance(error, str) else error).show(shown)
+    usage, mark, sentence = shown.getvalue().partition("Error:")
+    click.echo(usage + click.style(mark, fg="red", bold=True) + sentence, err=True, nl=False, color=colour())
+
+
+def colour() -> bool | None:
+    """Whether click prints in colour: None is on terminals; never where the user says so (https://no-color.org)."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
 class _Main(click.Command):
-    """A command whose help cannot be printed ends with a sentence, too."""
+    """A command whose errors are in colour on a terminal, also where its help cannot be printed."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """See `click.Command`."""
-        try:
+        standalone = options.get("standalone_mode", True)
+        options = {"color": colour(), **options, "standalone_mode": False}
+        if not standalone:
             return super().main(*arguments, **options)
+        try:
+            sys.exit(super().main(*arguments, **options))
+        except click.ClickException as error:
+            echo_error(error)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
         except OSError as error:
             discard_output()
             with suppress(OSError):  # stderr may be on the same disk
-                click.echo(f"Error: {error}", err=True)
+                echo_error(str(error))
             sys.exit(Refusal.exit_code)
 
 
-class SharpCommand(_Main):
+class SharpCommand(_Main, GroupedCommand):
     """A command whose `SharpError`s end as one sentence on stderr and exit code 2 (1 for a failed verification)."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -132,9 +171,10 @@ class LazyGroup(_Main, click.Group):
         return sorted(COMMANDS)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of subcommands, none of which is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in sorted(COMMANDS.items())])
+        """The lists of subcommands, none of which is imported."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, command.summary) for name, command in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -181,7 +221,7 @@ def broken_package(error: ImportError) -> Refusal:
     return Refusal(f"{error.name or 'a package'} is installed but cannot be imported: {error}")
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings=HELP, epilog="See also: docs/index.md, and sharp COMMAND -h.")
 @click.version_option(package_name="sharp-attention", prog_name="sharp")
 def main() -> None:
     """Export, serve and measure transformers whose attention stays sharp."""
@@ -202,6 +242,6 @@ def run_script(name: str) -> None:
     try:
         command = load_command(name)
     except click.ClickException as error:
-        error.show()
+        echo_error(error)
         sys.exit(error.exit_code)
     command(prog_name=f"sharp-{name}")

@@ -23,6 +23,7 @@ class ApiConfig:
         Setting(
             "Names under which the model is served, separated by commas; responses and metrics have the first.",
             default="the name in sharp.json",
+            common=True,
         ),
     ] = None
     chat_template: Annotated[
@@ -30,6 +31,7 @@ class ApiConfig:
         Setting(
             "File of a chat template in Jinja, or the name of one of the model's own, or chatml.",
             default="the model's",
+            common=True,
         ),
     ] = None
     tool_parser: Annotated[
@@ -38,6 +40,7 @@ class ApiConfig:
             "Form in which the model writes calls of tools; auto finds it out from the chat template.",
             choices=("auto", "hermes", "qwen", "llama3", "llama3_json", "mistral", "pythonic"),
             aliases=("--tool-call-parser",),
+            common=True,
         ),
     ] = "auto"
     reasoning_parser: Annotated[
@@ -53,6 +56,7 @@ class ApiConfig:
         Setting(
             "Origins whose pages may call this server from browsers (CORS), separated by commas; * is all.",
             default="none",
+            group="Security",
         ),
     ] = None
     page: Annotated[

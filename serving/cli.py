@@ -1,43 +1,41 @@
 """The commands `sharp serve` (also `sharp-serve`) and `sharp generate`."""
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from sharp.plugins.cli import SharpCommand, discard_output
-from sharp.serving.api.attention import AttentionSummary
+from sharp.plugins.cli import SharpCommand, discard_output, echo_error
 from sharp.serving.api.errors import EngineEndedError, InputError, NotFoundError, SharpError
-from sharp.serving.api.events import Delta, Finished, FinishReason
-from sharp.serving.api.request import Prompt
-from sharp.serving.api.sampling_params import SamplingParams
-from sharp.serving.client import Client
-from sharp.serving.client.channel import CUT_SHORT, MOST_ATTEMPTS
-from sharp.serving.client.options import connection_options
-from sharp.serving.llm import LLM
-from sharp.serving.observability.request_log import set_up_logging
-from sharp.serving.server.server import ENGINE_ENDED, Started, run_server
-from sharp.serving.server.settings_sources import CONFIG_VARIABLE, SERVER_SETTINGS, read_settings
-from sharp.serving.server.startup import print_startup
+from sharp.serving.client.options import CONNECTION, connection_options
+from sharp.serving.server.settings_sources import CONFIG_VARIABLE, GROUPS, SERVER_SETTINGS, read_settings
 
-HEADS_SHOWN = 5
+if TYPE_CHECKING:  # the engine, gRPC and HTTP take a second to import: not for --help or a typing error
+    from sharp.serving.api.events import Delta, Finished
+    from sharp.serving.api.request import Prompt
+    from sharp.serving.server.server import Started
+
 # Python's garbage collector: a body of many lists makes it look at no older objects, by default (700, 10, 10). What
 # requests leave behind is collected by time instead: cancelled ones are cycles, which hold native memory, too.
 COLLECTIONS, COLLECTION_SECONDS = (50_000, 50, 100), 10.0
 PATH = click.Path(path_type=Path)
 
 NAMES_FLAG = "--served-model-name"
-HELP = {"help_option_names": ["-h", "--help"]}
+GROUPS_OF_FLAGS = {group: tuple(one.flag for one in SERVER_SETTINGS if one.group == group) for group in GROUPS}
+GENERATE_GROUPS = {
+    "Sampling": ("--max-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--stop", "--ignore-eos"),
+    **CONNECTION,
+}
+COMMON = ("--config", "--help", *(one.flag for one in SERVER_SETTINGS if one.metadata.common))
 
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -72,7 +70,12 @@ def joined_names(args: list[str]) -> list[str]:
     return [*args[:start], ",".join(args[start:end]), *args[end:]] if end > start else args
 
 
-@click.command(cls=ServeCommand, context_settings=HELP)
+@click.command(
+    cls=ServeCommand,
+    groups=GROUPS_OF_FLAGS,
+    common=COMMON,
+    epilog="See also: docs/serving.md, docs/reference/settings.md, sharp doctor.",
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--config", type=click.Path(path_type=Path), envvar=CONFIG_VARIABLE, help="TOML file of settings, as grpc_port = 1."
@@ -88,6 +91,9 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     Every setting can also be given as a variable of the environment, SHARP_GRPC_PORT, or in the file of --config. Flags
     count before the environment, and both before the file.
     """
+    from sharp.serving.observability.request_log import set_up_logging
+    from sharp.serving.server.server import ENGINE_ENDED, run_server
+
     set_up_logging("text")
     settings = read_settings({name: value for name, value in flags.items() if value is not None}, config)
     log = set_up_logging(settings.server.log_format)
@@ -95,7 +101,7 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
         asyncio.run(run_server(folder, settings, _announce))
     except EngineEndedError as error:
         log.flush()
-        click.echo(f"Error: {error}", err=True)
+        echo_error(str(error))
         sys.stdout.flush()
         os._exit(ENGINE_ENDED)  # a runtime whose GPU is lost may abort or wait for ever when it is taken down
     finally:
@@ -109,6 +115,8 @@ def _collect(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _announce(started: Started) -> None:
+    from sharp.serving.server.startup import print_startup
+
     gc.collect()
     gc.freeze()  # a collection holds up every thread: what was loaded is left out from now on
     gc.set_threshold(*COLLECTIONS)
@@ -123,7 +131,7 @@ def _announce(started: Started) -> None:
         raise SharpError(f"{what}; send stdout to a file, or to /dev/null") from error
 
 
-@click.command(cls=SharpCommand, context_settings=HELP)
+@click.command(cls=SharpCommand, groups=GENERATE_GROUPS, epilog="See also: docs/serving.md, sharp serve.")
 @click.argument("source", metavar="ADDRESS|FOLDER")
 @click.argument("prompt", required=False)
 @click.option("--token-ids", help="The prompt as token ids, separated by commas, in place of PROMPT.")
@@ -141,9 +149,7 @@ def _announce(started: Started) -> None:
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--attention", is_flag=True, help="Show the sharpest and the most dispersed heads, on stderr.")
 @connection_options
-@click.option(
-    "--attempts", default=MOST_ATTEMPTS, show_default=True, help="Calls when the server is full or away; 1 to 5."
-)
+@click.option("--attempts", type=int, help="Calls when the server is full or away; 1 to 5.  [default: 5]")
 def generate(
     source: str,
     prompt: str | None,
@@ -151,39 +157,36 @@ def generate(
     model: str | None,
     attention: bool,
     connection: dict[str, Any],
-    attempts: int,
+    attempts: int | None,
     **params: Any,
 ) -> None:
     """Generate from PROMPT ("-": read it from stdin) and print the text as it comes.
 
     On the server at ADDRESS (host:port), or in this process from a model FOLDER.
     """
+    from sharp.serving.api.sampling_params import SamplingParams
+    from sharp.serving.completion_output import print_event
+
     sampling = SamplingParams(**{name: value for name, value in params.items() if value is not None})
     prompt_ids_or_text = _prompt(prompt, token_ids)
     with ExitStack() as open_while_read:
         if Path(source).is_dir():
             if model is not None or any(connection.values()):
                 raise InputError(f"{source} is a folder; --model, --token and TLS are for a server")
+            from sharp.serving.llm import LLM
+
             events: Iterator[Delta | Finished] = LLM(source).stream(prompt_ids_or_text, sampling, attention=attention)
         elif "/" in source and ":" not in source.partition("/")[0]:  # no host has one; dns:///sharp and unix:/sharp do
             raise NotFoundError(f"there is no folder {source}; give a model folder, or a server as host:port")
         else:
-            client = open_while_read.enter_context(Client(source, attempts=attempts, **connection))
+            from sharp.serving.client import Client
+
+            if attempts is not None:
+                connection["attempts"] = attempts
+            client = open_while_read.enter_context(Client(source, **connection))
             events = client.stream(prompt_ids_or_text, sampling, model=model, attention=attention)
         for event in events:
-            _print_event(event, as_token_ids=token_ids is not None)
-
-
-def _print_event(event: Delta | Finished, as_token_ids: bool) -> None:
-    if isinstance(event, Delta):
-        # A model without a tokenizer generates token ids, as its prompt was.
-        click.echo(_spaced(event.token_ids) if as_token_ids else event.text, nl=False)
-        return
-    click.echo()
-    if event.reason is FinishReason.CANCELLED:
-        raise SharpError(f"the completion is not complete: {CUT_SHORT}")
-    if event.attention is not None:
-        _print_heads(event.attention)
+            print_event(event, as_token_ids=token_ids is not None)
 
 
 def _prompt(text: str | None, token_ids: str | None) -> Prompt:
@@ -195,22 +198,3 @@ def _prompt(text: str | None, token_ids: str | None) -> Prompt:
         return [int(token_id) for token_id in token_ids.split(",")]
     except ValueError as error:
         raise InputError(f"--token-ids is {token_ids!r}; it must be whole numbers, separated by commas") from error
-
-
-def _spaced(token_ids: Iterable[int]) -> str:
-    return "".join(f"{token_id} " for token_id in token_ids)
-
-
-def _print_heads(summary: AttentionSummary) -> None:
-    """The heads with the lowest and the highest normalized entropy."""
-    heads = sorted(
-        (normalized, summary.entropy[layer, head], layer, head)
-        for (layer, head), normalized in np.ndenumerate(summary.normalized_entropy)
-    )
-    shown = heads if len(heads) <= 2 * HEADS_SHOWN else [*heads[:HEADS_SHOWN], *heads[-HEADS_SHOWN:]]
-    table = Table(
-        "layer", "head", "entropy / ln n", "entropy (nats)", title="From the sharpest head to the most dispersed"
-    )
-    for normalized, entropy, layer, head in shown:
-        table.add_row(str(layer), str(head), f"{normalized:.3f}", f"{entropy:.3f}")
-    Console(stderr=True).print(table)

@@ -34,8 +34,10 @@ BACKENDS = {
 class TlsConfig:
     """Certificate and key of both ports."""
 
-    cert: Annotated[Path, Setting("PEM certificate chain. With it both ports accept TLS only.", name="tls_cert")]
-    key: Annotated[Path, Setting("PEM key of the certificate.", name="tls_key")]
+    cert: Annotated[
+        Path, Setting("PEM certificate chain. With it both ports accept TLS only.", name="tls_cert", common=True)
+    ]
+    key: Annotated[Path, Setting("PEM key of the certificate.", name="tls_key", common=True)]
     client_ca: Annotated[
         Path | None,
         Setting(
@@ -59,9 +61,10 @@ class ServerConfig:
         tls: None is plain text.
     """
 
-    host: Annotated[str, Setting("Address that both ports are bound to.")] = "127.0.0.1"
+    host: Annotated[str, Setting("Address that both ports are bound to.", common=True)] = "127.0.0.1"
     grpc_port: Annotated[
-        int, Setting("Port of gRPC; 0 picks a free one.", at_least=0, at_most=65535, limits="from 0 to 65535")
+        int,
+        Setting("Port of gRPC; 0 picks a free one.", at_least=0, at_most=65535, limits="from 0 to 65535", common=True),
     ] = 50051
     http_port: Annotated[
         int,
@@ -71,6 +74,7 @@ class ServerConfig:
             at_least=0,
             at_most=65535,
             limits="from 0 to 65535",
+            common=True,
         ),
     ] = 8000
     max_message_bytes: int = 64 * MIB
@@ -82,11 +86,17 @@ class ServerConfig:
             "all serve a request, only health is served. It is lowered to what the limit of open files allows.",
             at_least=1,
             at_most=2**20,
+            group="Limits",
         ),
     ] = 1024
     max_streams: Annotated[
         int,
-        Setting("Most calls that run together on one gRPC connection; further ones wait.", at_least=1, at_most=MOST),
+        Setting(
+            "Most calls that run together on one gRPC connection; further ones wait.",
+            at_least=1,
+            at_most=MOST,
+            group="Limits",
+        ),
     ] = 256
     header_seconds: Annotated[
         PositiveFloat,
@@ -94,6 +104,7 @@ class ServerConfig:
             "How long a client may take for the header of a request, or for the handshake.",
             at_most=MOST_SECONDS,
             limits=SECONDS_IN_WORDS,
+            group="Limits",
         ),
     ] = 10.0
     body_seconds: Annotated[
@@ -102,6 +113,7 @@ class ServerConfig:
             "How long a client may take for the body of a request, or for its message.",
             at_most=MOST_SECONDS,
             limits=SECONDS_IN_WORDS,
+            group="Limits",
         ),
     ] = 30.0
     idle_seconds: Annotated[
@@ -111,11 +123,14 @@ class ServerConfig:
             "request that comes when the server closes it is lost.",
             at_most=MOST_SECONDS,
             limits=SECONDS_IN_WORDS,
+            group="Limits",
         ),
     ] = 75.0
     max_buffered_bytes: Annotated[
         int,
-        Setting("Most bytes of requests that are being received or prepared, of all clients.", at_least=MIB),
+        Setting(
+            "Most bytes of requests that are being received or prepared, of all clients.", at_least=MIB, group="Limits"
+        ),
     ] = 128 * MIB
     grace_seconds: Annotated[
         NonNegativeFloat,
@@ -124,6 +139,7 @@ class ServerConfig:
             "whatever still runs.",
             at_most=MOST_SECONDS,
             limits=f"at least 0 and at most {MOST_SECONDS}",
+            group="Limits",
         ),
     ] = 5.0
     stall_seconds: Annotated[
@@ -132,6 +148,7 @@ class ServerConfig:
             "While an engine step takes longer than this, health reports 'not serving'.",
             at_most=MOST_SECONDS,
             limits=SECONDS_IN_WORDS,
+            group="Observability",
         ),
     ] = 120.0
     tls: TlsConfig | None = None
@@ -141,6 +158,8 @@ class ServerConfig:
             "File of bearer tokens, one per line. Without a token only health, metrics, version and the page are "
             "accessible.",
             default="no authentication",
+            group="Security",
+            common=True,
         ),
     ] = None
     api_key: Annotated[
@@ -148,18 +167,27 @@ class ServerConfig:
         Setting(
             "A bearer token itself, in place of a file. Other users of the machine see flags; better as a variable.",
             default="no authentication",
+            group="Security",
         ),
     ] = None
-    log_format: Annotated[str, Setting("Format of log lines.", choices=("text", "json"))] = "text"
-    log_prompts: Annotated[bool, Setting("Write the prompts of requests into the log.")] = False
+    log_format: Annotated[str, Setting("Format of log lines.", choices=("text", "json"), group="Observability")] = (
+        "text"
+    )
+    log_prompts: Annotated[bool, Setting("Write the prompts of requests into the log.", group="Observability")] = False
     otlp_traces_endpoint: Annotated[
-        str | None, Setting("Send OpenTelemetry traces to this address, such as http://127.0.0.1:4317.", default="none")
+        str | None,
+        Setting(
+            "Send OpenTelemetry traces to this address, such as http://127.0.0.1:4317.",
+            default="none",
+            group="Observability",
+        ),
     ] = None
     model_sampling: Annotated[
         bool,
         Setting(
             "Take temperature, top-k, top-p, min-p and repetition penalty from the checkpoint's "
-            "generation_config.json where a request leaves them out."
+            "generation_config.json where a request leaves them out.",
+            group="API",
         ),
     ] = True
 
@@ -177,6 +205,7 @@ class BackendConfig:
         Setting(
             "Where the model runs: auto, cpu, cuda or cuda:N, the GPU with the number N (else 0). auto is the first "
             "GPU if there is one, with ONNX Runtime's execution provider and our kernel library; else the CPU.",
+            common=True,
         ),
     ] = "auto"
     threads: Annotated[
@@ -186,6 +215,7 @@ class BackendConfig:
             default="one per processor that the process may use",
             at_least=1,
             at_most=MOST_THREADS,
+            common=True,
         ),
     ] = field(default_factory=available_cpus)
     kernels: Annotated[
@@ -224,6 +254,8 @@ class EngineConfig:
             "Tokens that the key-value cache holds.",
             default="the longest context, at least 32768; at most half of the free memory; on a GPU 90 % of it",
             at_least=1,
+            group="Memory",
+            common=True,
         ),
     ] = None
     max_batch_tokens: Annotated[
@@ -235,7 +267,7 @@ class EngineConfig:
         ),
     ] = 2048
     max_sequences: Annotated[
-        int, Setting("Most sequences that run together.", at_least=1, aliases=("--max-num-seqs",))
+        int, Setting("Most sequences that run together.", at_least=1, aliases=("--max-num-seqs",), common=True)
     ] = 64
     max_context: Annotated[
         int | None,
@@ -245,6 +277,8 @@ class EngineConfig:
             at_least=1,
             at_most=MOST,
             aliases=("--max-model-len",),
+            group="Memory",
+            common=True,
         ),
     ] = None
     gpu_memory_share: Annotated[
@@ -255,6 +289,7 @@ class EngineConfig:
             at_most=1,
             limits="above 0 and at most 1",
             aliases=("--gpu-memory-utilization",),
+            group="Memory",
         ),
     ] = 0.9
     prefill_chunk_tokens: Annotated[
@@ -289,6 +324,7 @@ class EngineConfig:
         Setting(
             "Keep computed blocks for later prompts that start with the same tokens.",
             aliases=("--enable-prefix-caching/--no-enable-prefix-caching",),
+            group="Memory",
         ),
     ] = True
     json_whitespace: Annotated[
@@ -297,13 +333,15 @@ class EngineConfig:
             "Blanks in JSON that must match a schema and does not say it itself: none, or as many as the model writes, "
             "which of small models can be blanks without end.",
             choices=("compact", "flexible"),
+            group="API",
         ),
     ] = "compact"
     max_waiting_requests: Annotated[
-        int, Setting("Most sequences that wait; further requests are refused.", at_least=1, at_most=MOST)
+        int,
+        Setting("Most sequences that wait; further requests are refused.", at_least=1, at_most=MOST, group="Limits"),
     ] = 1024
     max_waiting_tokens: Annotated[
-        int, Setting("Most prompt tokens of sequences that wait.", at_least=1, at_most=MOST)
+        int, Setting("Most prompt tokens of sequences that wait.", at_least=1, at_most=MOST, group="Limits")
     ] = 2**20
     attention_interval: Annotated[
         int,
@@ -311,6 +349,8 @@ class EngineConfig:
             "Collect attention statistics every n-th step, and in steps of requests with attention; 1 is every step, "
             "0 only for such requests.",
             at_least=0,
+            group="Observability",
+            common=True,
         ),
     ] = 8
 

@@ -25,6 +25,8 @@ class Setting:
         at_most: largest value.
         aliases: other flags of the same meaning, as vLLM names them.
         limits: the limits in words, where they are not those above or an error is to name both.
+        group: of the help, where it is not that of the field's dataclass.
+        common: whether `sharp serve -h` shows it.
     """
 
     help: str
@@ -36,6 +38,8 @@ class Setting:
     at_most: float | None = None
     limits: str = ""
     aliases: tuple[str, ...] = ()
+    group: str = ""
+    common: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Check a value; None is never out of range.

@@ -1,11 +1,22 @@
 """What a test does where a program that it needs is missing."""
 
 import os
+import shutil
 from typing import NoReturn
 
 import pytest
 
 REQUIRED = "TESTS_REQUIRE_TOOLS"  # no SHARP_ name: servers that tests start would warn of it
+# Programs that the machine of CI lacks, and their packages in Debian.
+NOT_IN_CI = {
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+    "chromium": "chromium",
+    "node": "nodejs",
+    "npm": "npm",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "qemu-aarch64": "qemu-user",
+}
 
 
 def missing(what: str) -> NoReturn:
@@ -13,3 +24,15 @@ def missing(what: str) -> NoReturn:
     if os.environ.get(REQUIRED) == "1":
         pytest.fail(f"{what} ({REQUIRED}=1)", pytrace=False)
     pytest.skip(what)
+
+
+def get(*programs: str) -> str:
+    """How to get programs of `NOT_IN_CI`."""
+    packages = " ".join(NOT_IN_CI[program] for program in programs)
+    return f"not there: {', '.join(programs)}; get it with: apt-get install {packages}"
+
+
+def optional(*programs: str) -> pytest.MarkDecorator:
+    """Skip a test where one of these programs of `NOT_IN_CI` is missing, in CI too."""
+    absent = [program for program in programs if shutil.which(program) is None]
+    return pytest.mark.skipif(bool(absent), reason=get(*absent))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.missing_tools import get
+
 UNPACKED = Path(__file__).parents[1] / "build" / "prometheus" / "usr" / "bin"
 
 
@@ -12,5 +14,5 @@ def program(name: str) -> str:
     """The path of `prometheus` or `promtool`; without one the test is skipped."""
     found = shutil.which(name) or shutil.which(name, path=str(UNPACKED))
     if found is None:
-        pytest.skip(f"{name} is not there; get it with: apt-get install prometheus")
+        pytest.skip(get(name))
     return found

@@ -50,7 +50,21 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2] or found[1])
 
 
-@click.command("adapt", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+GROUPS = {
+    "Norm": ("--norm", "--alpha"),
+    "Text": ("--text", "--held-out", "--length"),
+    "Training": ("--budget", "--tokens", "--batch", "--rank", "--layers", "--stage", "--seed", "--device"),
+    "Measurement": ("--measure-length", "--measure-speed"),
+    "Output": ("--output", "--keep-adapter", "--quiet"),
+}
+
+
+@click.command(
+    "adapt",
+    cls=SharpCommand,
+    groups=GROUPS,
+    epilog="See also: docs/adapt.md, docs/tutorials/sparse-model.md, sharp export.",
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--norm",

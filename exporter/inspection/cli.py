@@ -9,7 +9,7 @@ from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import InputError
 
 
-@click.command("inspect", cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("inspect", cls=SharpCommand, epilog="See also: docs/inspect.md, docs/tutorials/dispersed-heads.md.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--text", "file", type=click.Path(path_type=Path), metavar="FILE", help="The text to read, in UTF-8.")
 @click.option("--prompt", metavar="STRING", help="The text itself, in place of --text.")

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import click
 from rich.console import Console
 
-from sharp.plugins.cli import Refusal
+from sharp.plugins.cli import Refusal, echo_error
 from sharp.plugins.errors import InputError
 
 SECONDS = 1800.0
@@ -73,5 +72,5 @@ def time_of_program(path: Path) -> Iterator[None]:
 
 def _end(sentence: str) -> None:
     Console(stderr=True).show_cursor()  # which a bar of progress hides
-    click.echo(f"Error: {sentence}", err=True)
+    echo_error(sentence)
     os._exit(Refusal.exit_code)

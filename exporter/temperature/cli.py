@@ -24,7 +24,8 @@ COMPARED_SAMPLES = 100
 @click.command(
     "fit-temperature",
     cls=SharpCommand,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="See also: docs/norms/adaptive-temperature.md, sharp export --temperature-coefficients.",
+    context_settings={"show_default": True},
 )
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(

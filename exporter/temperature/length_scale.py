@@ -14,7 +14,8 @@ from sharp.plugins.errors import InputError
 @click.command(
     "fit-length-scale",
     cls=SharpCommand,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="See also: docs/norms/length-scales.md, sharp export --trained-norm.",
+    context_settings={"show_default": True},
 )
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--onset", type=click.IntRange(min=8), default=512, help="Keep the model as it is up to so many tokens.")

@@ -8,14 +8,12 @@ from sharp.plugins.cli import SharpCommand
 from sharp.plugins.errors import VerificationError
 
 
-@click.command(cls=SharpCommand)
+@click.command(cls=SharpCommand, epilog="See also: docs/tutorials/own-normalizer.md, sharp export --norm.")
 @click.argument("file", type=click.Path(path_type=Path))
 def check_normalizer(file: Path) -> None:
     """Test the normalizer that a Python FILE defines: mask, huge logits, gradients, streaming, body of standard ops.
 
     FILE is run. The exit code is 1 if a check fails.
-
-    See also: docs/tutorials/own-normalizer.md, and --norm of sharp export.
     """
     from sharp.plugins.custom.checks import run_checks
     from sharp.plugins.custom.normalizer import in_file

@@ -1,11 +1,13 @@
 """The commands `sharp bench serve` and `sharp bench latency`."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -13,24 +15,25 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
+from sharp.plugins.grouped_help import HELP
 from sharp.plugins.output_file import check_can_write
 from sharp.serving.api.errors import InputError, SharpError
-from sharp.serving.bench.latency import measure_latency
-from sharp.serving.bench.load import Load, run_load
-from sharp.serving.bench.summary import Percentiles, Summary, summarize
-from sharp.serving.client import AsyncClient
-from sharp.serving.client.options import connection_options
+from sharp.serving.bench.load import Load
+from sharp.serving.client.options import CONNECTION, connection_options
 from sharp.serving.config import BackendConfig
 
-HELP = {"help_option_names": ["-h", "--help"]}
+if TYPE_CHECKING:  # gRPC and the engine take half a second to import: not for --help or a typing error
+    from sharp.serving.bench.summary import Percentiles, Summary
+
+SEE_ALSO = "See also: docs/how-to/tune.md, sharp plan."
 
 
-@click.group(context_settings=HELP)
+@click.group(context_settings=HELP, epilog=SEE_ALSO)
 def bench() -> None:
-    """Measure."""
+    """Measure a server under load, or decoding in this process."""
 
 
-@bench.command(cls=SharpCommand, context_settings=HELP)
+@bench.command(cls=SharpCommand, groups=CONNECTION, epilog=SEE_ALSO)
 @click.argument("address")
 @click.option("--requests", default=Load.requests, show_default=True, help="How many requests to send.")
 @click.option("--rate", type=float, help="Arrivals a second, a Poisson process.  [default: all at once]")
@@ -75,7 +78,7 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
         raise SharpError("no request was completed")
 
 
-@bench.command(cls=SharpCommand, context_settings=HELP)
+@bench.command(cls=SharpCommand, epilog=SEE_ALSO)
 @click.argument("folders", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FOLDER...")
 @click.option(
     "--prompt-tokens",
@@ -121,6 +124,8 @@ def latency(
 
     The models run interleaved, and a ratio is the median of the passes' ratios to the first FOLDER.
     """
+    from sharp.serving.bench.latency import measure_latency
+
     if output is not None:
         check_can_write(output)
     content = None
@@ -159,6 +164,10 @@ def latency(
 async def _measure(
     address: str, connection: dict[str, Any], load: Load
 ) -> tuple[Summary, dict[str, int], dict[str, Any]]:
+    from sharp.serving.bench.load import run_load
+    from sharp.serving.bench.summary import summarize
+    from sharp.serving.client import AsyncClient
+
     async with AsyncClient(address, **connection) as client:
         server = await client.server_info()
         with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -1,16 +1,18 @@
 """Drives a server with requests that arrive at random, and times every message of their streams."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sharp.serving.api.errors import InputError, QueueFullError, SharpError
-from sharp.serving.api.events import Delta, FinishReason
-from sharp.serving.api.sampling_params import SamplingParams
-from sharp.serving.client import AsyncClient
-from sharp.serving.client.channel import CUT_SHORT
+
+if TYPE_CHECKING:  # gRPC and numpy are not for the help of the command, which shows the defaults of `Load`
+    from sharp.serving.client import AsyncClient
 
 MOST_REQUESTS = 1_000_000
 
@@ -83,6 +85,10 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
         InputError: a request does not fit the server's context.
         SharpError: no server responds.
     """
+    from sharp.serving.api.events import Delta, FinishReason
+    from sharp.serving.api.sampling_params import SamplingParams
+    from sharp.serving.client.channel import CUT_SHORT
+
     info = await client.model_info()
     rng = random.Random(load.seed)  # noqa: S311 - no secret
     taken = set(info.eos_token_ids)

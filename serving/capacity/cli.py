@@ -1,25 +1,28 @@
 """The command `sharp plan`."""
 
+from __future__ import annotations
+
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from sharp.plugins.cli import SharpCommand
-from sharp.serving.capacity.devices import Device, find_device, read_devices
-from sharp.serving.capacity.plan import FORMULA, Load, Model, Plan, make_plan, read_model
-from sharp.serving.capacity.speed import Speed, speed_of
 from sharp.serving.config import EngineConfig
+
+if TYPE_CHECKING:  # numpy and onnxruntime are not for --help
+    from sharp.serving.capacity.devices import Device
+    from sharp.serving.capacity.plan import Load, Model, Plan
+    from sharp.serving.capacity.speed import Speed
 
 PATH = click.Path(path_type=Path)
 RESULTS = Path("bench/results")
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=SharpCommand, epilog="See also: docs/deploy.md, docs/how-to/tune.md, sharp bench.")
 @click.argument("folder", type=PATH)
 @click.option("--gpu", required=True, help="Device of each server; a wrong name lists them.")
 @click.option("--context", required=True, type=click.IntRange(min=2), help="Tokens of prompt and completion together.")
@@ -63,6 +66,10 @@ def plan(
     Speeds are those that were measured on the device; where nothing was, they are estimated from its data sheet and the
     output says so. The formula is printed with the numbers.
     """
+    from sharp.serving.capacity.devices import find_device, read_devices
+    from sharp.serving.capacity.plan import FORMULA, Load, make_plan, read_model
+    from sharp.serving.capacity.speed import speed_of
+
     name, device = find_device(read_devices(devices), gpu)
     model = read_model(folder)
     speed = speed_of(name, device, model.dtype, model.quantization, results or RESULTS)
@@ -76,6 +83,11 @@ def plan(
 
 
 def _print(model: Model, device: Device, load: Load, speed: Speed, made: Plan) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sharp.serving.capacity.plan import FORMULA
+
     table = Table(title=f"{model.name}, {load.rate:g} requests a second", show_header=False, box=None)
     table.title_justify = "left"
     per_token = model.cache_bytes_per_token

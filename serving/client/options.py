@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from sharp.serving.client.channel import ClientTls
-
+CONNECTION = {"Connection": ("--tls", "--tls-ca", "--tls-cert", "--tls-key", "--token")}  # their group in the help
 TOKEN_VARIABLE = "SHARP_TOKEN"  # noqa: S105 - a name
 _PATH = click.Path(path_type=Path)
 _OPTIONS = (
@@ -33,6 +32,8 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         token: str | None,
         **options: Any,
     ) -> None:
+        from sharp.serving.client.channel import ClientTls
+
         secured = ClientTls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
         command(*arguments, connection={"tls": secured, "token": token}, **options)
 

@@ -15,7 +15,7 @@ from sharp.serving.server.settings_sources import CONFIG_VARIABLE, read_settings
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - one that is bound there can be asked here
 
 
-@click.command(cls=SharpCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=SharpCommand, epilog="See also: docs/deploy.md.")
 @click.option("--config", type=click.Path(path_type=Path), envvar=CONFIG_VARIABLE, help="TOML file of the server.")
 @click.option("--timeout", default=5.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds to wait.")
 def health(config: Path | None, timeout: float) -> None:

@@ -27,7 +27,17 @@ logger = logging.getLogger(__name__)
 PREFIX = "SHARP_"
 CONFIG_VARIABLE = "SHARP_CONFIG"
 OTHER_VARIABLES = {CONFIG_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER", "SHARP_ISA"}  # clients, the kernel library
-COMPONENTS = (ServerConfig, TlsConfig, ApiConfig, BackendConfig, EngineConfig, EncoderConfig, MetricsConfig)
+# The components, and the group of the help that their settings are in unless they say another.
+COMPONENTS = {
+    ServerConfig: "Network",
+    TlsConfig: "Security",
+    ApiConfig: "API",
+    BackendConfig: "Model",
+    EngineConfig: "Scheduling",
+    EncoderConfig: "Encoders",
+    MetricsConfig: "Observability",
+}
+GROUPS = ("Model", "Network", "Security", "API", "Memory", "Scheduling", "Limits", "Encoders", "Observability")
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,11 @@ class ServerSetting:
     def name(self) -> str:
         """In a TOML file."""
         return self.metadata.name or self.field.name
+
+    @property
+    def group(self) -> str:
+        """Of the help."""
+        return self.metadata.group or COMPONENTS[self.component]
 
     @property
     def flag(self) -> str:

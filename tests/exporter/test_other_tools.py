@@ -21,6 +21,7 @@ from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins import library_path
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
+from tests.missing_tools import optional
 
 PROMPT = np.array([[72, 101, 108, 108, 111]])
 NEW_TOKENS = 12
@@ -113,7 +114,7 @@ def test_onnx_checks_infers_and_evaluates_it(contiguous):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="Netron's parser is JavaScript, and node is not installed")
+@optional("node")  # Netron's parser is JavaScript
 def test_netron_reads_it_without_a_warning(contiguous):
     parser = Path(__file__).with_name("netron.mjs")
     folder = Path(netron.__file__).parent

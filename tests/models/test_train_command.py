@@ -177,7 +177,7 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path, size):
         code, output = sort_run(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert code == 2 and "error: " in output and "File too large" in output
+    assert code == 2 and "Error: " in output and "File too large" in output
     assert not list(tmp_path.rglob("*.partial")) and not (tmp_path / "sort.safetensors").exists()
     assert sort_run(tmp_path)[0] == 0  # in the same place
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_another_size_is_no_beginning(tmp_path):
 def test_what_is_wrong_goes_to_stderr_and_a_hint_to_stdout(tmp_path, monkeypatch):
     wrong = CliRunner().invoke(train.main, ["sort", "--norm", "entmax", "--lengths", "9-8", "--steps", "10"])
     assert (wrong.exit_code, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: ")
+    assert wrong.stderr.startswith("Error: ")
     monkeypatch.setattr(train, "plot_losses", lambda *_: "install matplotlib for a plot")
     code, output = sort_run(tmp_path)
     assert code == 0, output

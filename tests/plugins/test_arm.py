@@ -1,18 +1,19 @@
 """The kernels compile for 64-bit Arm, whose NEON the vector extension maps to; needs g++-aarch64-linux-gnu."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.missing_tools import optional
+
 CPU = Path(__file__).resolve().parents[2] / "plugins" / "cpu"
-COMPILER = shutil.which("aarch64-linux-gnu-g++")
+COMPILER = "aarch64-linux-gnu-g++"
 SOURCES = sorted(path.stem for path in CPU.glob("*.cc") if not path.stem.startswith(("loops_avx", "loops_amx")))
 
 
-@pytest.mark.skipif(COMPILER is None, reason="g++-aarch64-linux-gnu is not installed")
+@optional(COMPILER)
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles_for_arm(source: str) -> None:
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    subprocess.run([str(COMPILER), *flags, str(CPU / f"{source}.cc")], check=True)
+    subprocess.run([COMPILER, *flags, str(CPU / f"{source}.cc")], check=True)

@@ -1,14 +1,33 @@
 """The scripts say in one sentence what is not installed."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from sharp.plugins.cli import COMMANDS, main
+from sharp.plugins.cli import COMMANDS, load_command, main
+from sharp.plugins.grouped_help import GroupedCommand
+from tests.terminal import on_terminal
+
+ROOT = Path(__file__).parents[2]
+SHARP = (sys.executable, "-c", "from sharp.plugins.cli import main; main(prog_name='sharp')")
+# `sharp check-normalizer`, but its checks: they import torch, and take seconds.
+CHECK_NORMALIZER = (
+    sys.executable,
+    "-c",
+    "import sys; from types import SimpleNamespace as Module\n"
+    "check = Module(name='gradients', problem='', note='')\n"
+    "sys.modules['sharp.plugins.custom.checks'] = Module(run_checks=lambda custom: [check])\n"
+    "sys.modules['sharp.plugins.custom.normalizer'] = Module(in_file=lambda file: Module(name='mine'))\n"
+    "from sharp.plugins.cli import main; main(['check-normalizer', 'mine.py'])",
+)
+NO_FILE = (*SHARP, "doctor", "none")
+NO_COMMAND = (*SHARP, "exprt")
 
 
 @pytest.mark.parametrize(("script", "module", "extra"), [("serve", "grpc", "serve"), ("export", "onnx", "export")])
@@ -45,14 +64,75 @@ def test_a_package_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> No
     assert "Traceback" not in result.stderr
 
 
+HEAVY = {"torch", "transformers", "onnx", "onnxscript", "matplotlib", "scipy", "numpy", "onnxruntime", "tokenizers"}
+HEAVY |= {"grpc", "google.protobuf", "starlette", "uvicorn", "prometheus_client", "llguidance", "jinja2"}
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
-        f"import sys; from sharp.plugins.cli import load_command; load_command({command!r})\n"
-        "print(*{'torch', 'transformers', 'onnx', 'onnxscript', 'matplotlib', 'scipy'} & set(sys.modules))"
+        "import sys; from sharp.plugins.cli import main\n"
+        f"main([{command!r}, '-h'], standalone_mode=False)\n"
+        f"print(*{HEAVY!r} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.strip() == ""
+    assert result.stdout.splitlines()[-1] == ""
+    text = " ".join(result.stdout.split())
+    pages = re.findall(r"docs/[\w/.-]+\.md", text[text.rindex("See also: ") :])
+    assert pages and all((ROOT / page).is_file() for page in pages), pages
+
+
+def helped(*arguments: str) -> str:
+    result = CliRunner().invoke(main, arguments, prog_name="sharp")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def titles(text: str) -> list[str]:
+    return re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE)
+
+
+def options(text: str) -> set[str]:
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
+
+
+def test_commands_are_listed_by_what_they_do() -> None:
+    text = helped("-h")
+    assert titles(text) == ["Options", "Make a model", "Run it", "Look at it", "Machines"]
+    assert set(re.findall(r"^  ([a-z][a-z-]+) ", text, re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize(("command", "group"), [("serve", "memory"), ("export", "precision")])
+def test_short_help_has_the_common_options_and_names_the_groups_of_the_others(command: str, group: str) -> None:
+    short, everything, one = (helped(command, option) for option in ("-h", "--help=all", f"--help={group}"))
+    assert short == helped(command, "--help") == helped(command, "--help=common")
+    assert len(short.splitlines()) < 75
+    assert options(short) < options(everything)
+    assert options(one) < options(everything)
+    assert titles(one) == [group.capitalize()]
+    declared = [one for one in load_command(command).params if isinstance(one, click.Option)]
+    assert len(options(everything)) == len(declared) + 1  # --help
+    assert all(not options(everything).isdisjoint(one.opts) for one in declared)
+    named = " ".join(short.split()).rpartition("those of: ")[2].partition(".")[0].split(", ")
+    assert named == [title.lower() for title in titles(everything)]
+    assert options(everything) == set().union(*(options(helped(command, f"--help={name}")) for name in named))
+
+
+def test_a_group_that_is_none_is_refused_with_the_names_of_all() -> None:
+    result = CliRunner().invoke(main, ["serve", "--help=netwrok"])
+    assert (result.exit_code, "'netwrok' is not one of" in result.stderr, "'network'" in result.stderr) == (
+        2,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize("name", ["adapt", "export", "generate", "serve"])
+def test_every_flag_of_a_group_is_an_option_of_the_command(name: str) -> None:
+    command = load_command(name)
+    assert isinstance(command, GroupedCommand)
+    flags = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    assert {flag for group in command.groups.values() for flag in group} | command.common <= flags
 
 
 @pytest.mark.parametrize(
@@ -78,3 +158,27 @@ def test_a_misspelt_command_is_named() -> None:
         2,
         "Error: No such command 'exprt'. Did you mean 'export'?",
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "coloured"),
+    [
+        (NO_FILE, "\x1b[31m\x1b[1mError:\x1b[0m"),
+        (NO_COMMAND, "\x1b[31m\x1b[1mError:\x1b[0m No such command 'exprt'"),
+        (CHECK_NORMALIZER, "\x1b[32mok  \x1b[0m  gradients"),
+    ],
+    ids=["error", "usage", "check-normalizer"],
+)
+def test_a_terminal_has_colours_and_no_color_turns_them_off(command: tuple[str, ...], coloured: str) -> None:
+    code, shown = on_terminal(command)
+    assert coloured in shown
+    plain = shown.replace("\x1b[31m\x1b[1m", "").replace("\x1b[32m", "").replace("\x1b[0m", "")
+    assert on_terminal(command, NO_COLOR="1") == (code, plain)
+    piped = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (piped.returncode, piped.stdout + piped.stderr) == (code, plain)
+    assert "\x1b" not in plain
+
+
+def test_an_error_on_a_terminal_is_one_sentence() -> None:
+    code, shown = on_terminal(NO_FILE, NO_COLOR="1")
+    assert (code, shown.count("\n"), shown.startswith("Error: none ")) == (2, 1, True), shown

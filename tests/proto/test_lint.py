@@ -1,16 +1,15 @@
 """`buf lint` finds nothing in `sharp.v1`. Skipped where there is no npm, which brings buf."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.missing_tools import optional
 
 ROOT = Path(__file__).parents[2]
 BUF = "@bufbuild/buf@1.75.0"
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+@optional("npm")
 def test_the_protocol_is_clean():
     folder = ROOT / "build" / "buf"
     program = folder / "node_modules" / ".bin" / "buf"

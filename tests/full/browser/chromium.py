@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.missing_tools import get
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -18,7 +20,7 @@ class Chromium:
 
     def __init__(self, folder: Path) -> None:
         if CHROMIUM is None:
-            pytest.skip("Chromium is not there; get it with: apt-get install chromium")
+            pytest.skip(get("chromium"))
         commands, self._commands = os.pipe()
         self._responses, responses = os.pipe()
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]

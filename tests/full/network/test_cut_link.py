@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.missing_tools import missing
+
 SERVER, CLIENT = "10.231.0.1", "10.231.0.2"
 SHARP = str(Path(sys.executable).parent / "sharp")
 SERVE_SLOWLY = """
@@ -32,7 +34,7 @@ def ip(*arguments):
 def namespaces():
     """The names of two namespaces; the end of their cable in the first is `server`."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the command ip")
+        missing("network namespaces need root and the command ip")
     names = [f"sharp-{side}-{os.getpid()}" for side in ("server", "client")]
     made = []
     try:

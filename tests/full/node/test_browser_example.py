@@ -17,12 +17,13 @@ from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.models.checkpoint import save_checkpoint
 from tests.exporter.conftest import tiny_model
 from tests.full.browser.chromium import Chromium
+from tests.missing_tools import optional
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "clients" / "browser"
 PROMPT, TOKENS = "Hello", 12
 
-pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+pytestmark = optional("npm")
 
 
 @pytest.fixture(scope="module")

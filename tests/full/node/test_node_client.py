@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from sharp.serving.config import TlsConfig
+from tests.missing_tools import optional
 from tests.serving.security.test_security import Authority
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "clients" / "node"
 
-pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+pytestmark = optional("npm")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`make arm-wheel`: on an emulated 64-bit Arm its kernels agree with the reference and its engine with ours."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.full.release.fresh_environment import ROOT, run
+from tests.missing_tools import optional
 
-TOOLS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
-pytestmark = pytest.mark.skipif(
-    None in map(shutil.which, TOOLS), reason="g++-aarch64-linux-gnu and qemu-user are not installed"
-)
+pytestmark = optional("aarch64-linux-gnu-g++", "qemu-aarch64")
 # Of glibc's versions, those that Debian 12 has.
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)] + ["manylinux2014_aarch64"]
 ABIS = ("cp311", "abi3", "none")

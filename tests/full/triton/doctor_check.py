@@ -11,7 +11,7 @@ def check() -> dict[str, Any]:
 
     from sharp.plugins.doctor import case
     from sharp.plugins.doctor.backends import backends
-    from sharp.plugins.doctor.cli import diagnose
+    from sharp.plugins.doctor.diagnosis import diagnose
 
     torch.Tensor.cuda = lambda tensor: tensor
     case.SEQUENCES = ((40, 1), (0, 3))  # the interpreter takes its time

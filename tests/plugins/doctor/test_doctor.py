@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sharp.plugins.doctor import backends as ways
-from sharp.plugins.doctor import cli
+from sharp.plugins.doctor import cli, diagnosis
 from sharp.plugins.doctor.backends import Backend, backends
 from sharp.plugins.doctor.case import Case, errors, limits, make_case
 from sharp.plugins.errors import SharpError
@@ -84,7 +84,7 @@ def spoil(field: str, index: tuple[int, ...], value: float) -> Callable[[Attenti
     ],
 )
 def test_a_wrong_number_anywhere_is_found(monkeypatch: pytest.MonkeyPatch, change: Callable, words: str | None) -> None:
-    monkeypatch.setattr(cli, "backends", lambda: (pretend(change),))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (pretend(change),))
     result = run()
     assert result.exit_code == (1 if words else 0), result.output
     if words:
@@ -95,7 +95,7 @@ def test_a_wrong_number_anywhere_is_found(monkeypatch: pytest.MonkeyPatch, chang
 
 
 def test_an_error_that_is_no_number_is_null_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "backends", lambda: (pretend(spoil("output", (3, 2, 1), np.nan)),))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (pretend(spoil("output", (3, 2, 1), np.nan)),))
     result = CliRunner().invoke(cli.doctor, ["--json"])
     said = json.loads(result.stdout, parse_constant=pytest.fail)
     assert (result.exit_code, said["backends"][0]["status"]) == (1, "differs")
@@ -106,7 +106,7 @@ def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(case: Case) -> AttentionOutput:
         raise RuntimeError("no kernel image\nand more")
 
-    monkeypatch.setattr(cli, "backends", lambda: (Backend("a GPU", ("float16",), lambda: None, fail),))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (Backend("a GPU", ("float16",), lambda: None, fail),))
     result = run()
     assert (result.exit_code, "a GPU has failed: RuntimeError: no kernel image\n" in result.output) == (1, True)
     assert "Traceback" not in result.output
@@ -116,7 +116,7 @@ def test_an_instruction_set_that_the_processor_lacks_is_the_users_mistake(monkey
     def fail(case: Case) -> AttentionOutput:
         raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : SHARP_ISA is 'mmx'; this processor can run: avx2, baseline")
 
-    monkeypatch.setattr(cli, "backends", lambda: (Backend("the CPU", ("float32",), lambda: None, fail),))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (Backend("the CPU", ("float32",), lambda: None, fail),))
     result = run()
     assert result.exit_code == 2
     assert result.output.rstrip().endswith("Error: SHARP_ISA is 'mmx'; this processor can run: avx2, baseline")
@@ -132,7 +132,7 @@ def test_a_library_without_some_kernels_is_not_wrong(monkeypatch: pytest.MonkeyP
 
     for dtypes, words in ((("float16", "int8"), "a GPU was checked in part"), (("int8",), "a GPU is absent")):
         backend = replace(whole, dtypes=dtypes, run=without_int8)
-        monkeypatch.setattr(cli, "backends", lambda backend=backend: (backend,))
+        monkeypatch.setattr(diagnosis, "backends", lambda backend=backend: (backend,))
         result = run()
         assert (result.exit_code, f"{words}: libsharp_cuda.so has no kernel" in result.output) == (0, True)
 
@@ -142,7 +142,7 @@ def test_a_package_that_is_broken_has_failed(monkeypatch: pytest.MonkeyPatch) ->
         raise ImportError("libnvinfer.so.10: cannot open shared object file")
 
     broken_one = replace(pretend(lambda output: output, "a GPU"), ready=broken)
-    monkeypatch.setattr(cli, "backends", lambda: (broken_one, pretend(lambda output: output)))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (broken_one, pretend(lambda output: output)))
     result = run()
     assert result.exit_code == 1
     assert "a GPU has failed: ImportError: libnvinfer.so.10: cannot open shared object file\n" in result.output
@@ -153,7 +153,9 @@ def test_nothing_there_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise SharpError("there is no NVIDIA driver")
 
-    monkeypatch.setattr(cli, "backends", lambda: (replace(pretend(lambda output: output, "a GPU"), ready=missing),))
+    monkeypatch.setattr(
+        diagnosis, "backends", lambda: (replace(pretend(lambda output: output, "a GPU"), ready=missing),)
+    )
     result = run()
     assert (result.exit_code, "a GPU is absent: there is no NVIDIA driver\n" in result.output) == (0, True)
 
@@ -163,15 +165,15 @@ def test_tensorrt_builds_and_runs_an_engine(monkeypatch: pytest.MonkeyPatch) -> 
     machine.install(monkeypatch)
     monkeypatch.setattr(ways, "library_path", lambda runtime, real=ways.library_path: real("onnxruntime"))
     monkeypatch.setattr(ways, "find_device", lambda: None)
-    diagnosis = cli.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
-    assert (diagnosis.status, diagnosis.reason) == ("agrees", "")
-    assert len(diagnosis.comparisons) == 8 and set(machine.features) == {("aliasing", True)}
+    found = diagnosis.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
+    assert (found.status, found.reason) == ("agrees", "")
+    assert len(found.comparisons) == 8 and set(machine.features) == {("aliasing", True)}
     # In place: the caches that come in are those that go out; and all memory was given back.
     for name in ("key_cache", "value_scale"):
         assert machine.addresses[name] == machine.addresses[f"{name}_out"] and not machine.memory
     machine.refuse = "build"
-    diagnosis = cli.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
-    assert diagnosis.status == "failed" and "could not build an engine" in diagnosis.reason
+    found = diagnosis.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
+    assert found.status == "failed" and "could not build an engine" in found.reason
 
 
 def test_the_case_has_work_of_every_kind() -> None:
