@@ -284,6 +284,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option(
     "--query-scale", default=1.0, show_default=True, help="Factor of the queries: a small one spreads the weights."
 )
+@click.option("--group", type=click.IntRange(1), help="Query heads of a key head, in the place of the data's own.")
 @click.option("--phases", default="decode", show_default=True, help=f"Of {', '.join(PHASES)}.")
 @click.option("--contexts", default="32768", show_default=True, help="Tokens.")
 @click.option("--normalizers", default="softmax,ssa,adaptive_softmax,entmax", show_default=True)
@@ -298,6 +299,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 def main(
     data: str,
     query_scale: float,
+    group: int | None,
     phases: str,
     contexts: str,
     normalizers: str,
@@ -330,6 +332,9 @@ def main(
     if query_scale != 1:
         name = f"{name} x {query_scale:g}"
         layers = [replace(layer, query=layer.query * query_scale) for layer in layers]
+    if group is not None:
+        name = f"{name}, group {group}"
+        layers = [layer.grouped(group) for layer in layers]
     rows: list[Row] = []
     limits = []
     for phase in phases.split(","):

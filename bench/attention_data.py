@@ -49,6 +49,17 @@ class Layer:
         order = np.arange(tokens) % len(self.key)
         return replace(self, query=self.query[order], key=self.key[order], value=self.value[order])
 
+    def grouped(self, group: int) -> "Layer":
+        """With `group` query heads for each key head: its own, and those that it had some tokens before.
+
+        Models of other groups have no captures here; queries of neighbouring tokens look at much the same keys.
+        """
+        kv_heads = self.key.shape[1]
+        own = self.query.reshape(len(self.query), kv_heads, -1, self.query.shape[2])
+        shifted = [np.roll(own, shift, axis=0) for shift in range(-(-group // own.shape[2]))]
+        query = np.concatenate(shifted, axis=2)[:, :, :group]  # [tokens, kv_heads, group, head_dim]
+        return replace(self, query=query.reshape(len(self.query), kv_heads * group, -1))
+
 
 def gaussian(layers: int, tokens: int, q_heads: int = 9, kv_heads: int = 3, head_dim: int = 64) -> list[Layer]:
     """Layers of independent standard normal numbers in SmolLM2-135M's shape."""

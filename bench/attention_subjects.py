@@ -140,7 +140,7 @@ class PagedInputs:
 
 def _screen_values(layer: Layer, cache: NDArray[np.generic]) -> dict[str, ort.OrtValue]:
     shift = layer.key.mean(0)
-    screen = np.concatenate([screen_of_cache(blocks, shift) for blocks in np.array_split(cache, 64)])
+    screen = np.concatenate([screen_of_cache(blocks, shift) for blocks in np.array_split(cache, min(64, len(cache)))])
     return {
         "key_screen": ort.OrtValue.ortvalue_from_numpy(_in_pages(screen)),
         "key_shift": ort.OrtValue.ortvalue_from_numpy(shift),

@@ -60,6 +60,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "budgets": ("What one request of up to 1 MB costs a server and another client's stream", trust_sections.budgets),
     "faults": ("Faults", trust_sections.faults),
     "fuzz": ("Fuzzing", trust_sections.fuzz),
+    "key_screen_calls": ("Calls with a key screen beside float64", trust_sections.key_screen_calls),
     "soak": ("A server under mixed load for long", trust_sections.soak),
     "export_memory": ("Memory of an export", sections.export_memory),
     "adapt": ("Softmax models adapted to another norm", sections.adapt),

@@ -44,6 +44,13 @@ def faults(result: Row) -> Iterator[str]:
     yield from table({"": field("name"), "faults": field("value")}, rows)
 
 
+def key_screen_calls(result: Row) -> Iterator[str]:
+    """How many calls of each kind, and how many of the batches that held them were wrong."""
+    yield f"`{result['command']}`: {result['calls']:,} calls, {len(result['wrong'])} batches with a wrong one."
+    yield ""
+    yield from table({"kind": field("kind"), "calls": field("calls", ",")}, result["rows"])
+
+
 def fuzz(result: Row) -> Iterator[str]:
     """Executions, covered edges and open findings of each target."""
     minutes = sum(row["seconds"] for row in result["rows"]) / 60

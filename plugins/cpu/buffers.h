@@ -26,7 +26,7 @@ class TileBuffers {
     grow(output_, output_size_, output_size * count);
     if (loops.keeps_logits()) grow(logits_, logits_size_, rows * span);
     if (loops.selects()) grow(keys_, keys_size_, rows * span);
-    const bool screened = is_screened(problem, tile), lowest = screened && problem.stats != nullptr;
+    const bool screened = is_screened(problem, tile, loops), lowest = screened && problem.stats != nullptr;
     const int64_t strips = span / kStripKeys;
     if (screened) grow(highest_bounds_, highest_bounds_size_, rows * strips);
     if (lowest) grow(lowest_bounds_, lowest_bounds_size_, rows * strips);

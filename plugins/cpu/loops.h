@@ -10,17 +10,17 @@ namespace sharp::cpu::SHARP_ISA {
 
 template <typename Normalizer>
 constexpr Loops streamed() {
-  return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr, nullptr, 0};
 }
 
 template <typename Normalizer>
 constexpr Loops stored() {
-  return {nullptr, score_part, weigh_part<Normalizer>, nullptr, nullptr, nullptr};
+  return {nullptr, score_part, weigh_part<Normalizer>, nullptr, nullptr, nullptr, 0};
 }
 
 template <Power kPower>
 constexpr Loops selected() {
-  return {nullptr, select_part, stream_values, resolve_row<kPower>, bound_part, select_doubtful};
+  return {nullptr, select_part, stream_values, resolve_row<kPower>, bound_part, select_doubtful, kScreenedBfloatRows};
 }
 
 // Alpha 1.5 and 2 need no power function.

@@ -30,7 +30,7 @@ bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, T
   buffers.tile.reset(problem, work.tile, work.parts, loops);
   const Part& part = buffers.tile.part(0);
   if (loops.keeps_logits()) {
-    if (is_screened(problem, work.tile)) {
+    if (is_screened(problem, work.tile, loops)) {
       loops.bound(problem, work.tile, part, buffers.scratch());
       loops.score_doubtful(problem, work.tile, part, buffers.scratch());
     } else {
@@ -86,9 +86,9 @@ class Attention {
   void run() {
     for_tasks([&](const Task& task, ThreadBuffers& buffers) {
       if (task.split == nullptr) return attend_whole_tile(problem_, loops_, *task.work, buffers);
-      const auto first_pass = is_screened(problem_, task.work->tile) ? loops_.bound
-                              : loops_.keeps_logits()                ? loops_.score
-                                                                     : loops_.stream;
+      const auto first_pass = is_screened(problem_, task.work->tile, loops_) ? loops_.bound
+                              : loops_.keeps_logits()                        ? loops_.score
+                                                                             : loops_.stream;
       first_pass(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
     });
     if (split_.empty()) return;
@@ -122,13 +122,13 @@ class Attention {
   void score_doubtful() {
     bool any = false;
     for (const Split& split : split_) {
-      if (!is_screened(problem_, split.work->tile)) continue;
+      if (!is_screened(problem_, split.work->tile, loops_)) continue;
       any = true;
       merge_bounds(split.buffers->parts(), split.buffers->count(), split.work->tile.rows());
     }
     if (!any) return;
     for_tasks([&](const Task& task, ThreadBuffers& buffers) {
-      if (task.split != nullptr && is_screened(problem_, task.work->tile))
+      if (task.split != nullptr && is_screened(problem_, task.work->tile, loops_))
         loops_.score_doubtful(problem_, task.work->tile, task.split->part(task.part), buffers.scratch());
     });
   }

@@ -12,8 +12,6 @@ namespace sharp::cpu {
 
 constexpr int kStripKeys = 16;         // keys that are read, or left out, together
 constexpr int64_t kScreenedRows = 18;  // with more query rows the arithmetic on the screen costs what it saves
-// More rows are multiplied by bfloat_products.h, whose sums differ in the last bits.
-constexpr int64_t kScreenedBfloatRows = 6;
 constexpr int64_t kScreenedKeys = 512;
 // Of a part's strips. Where more are in doubt all of them are read in their order, without looking for them.
 constexpr int64_t kReadAllNumerator = 3, kReadAllDenominator = 4;
@@ -42,9 +40,9 @@ struct ScreenBlock {
   return {integers, scale, scale + problem.block_size};
 }
 
-// Whether the keys of this tile are screened. It depends on the shapes alone.
-[[gnu::always_inline]] inline bool is_screened(const Problem& problem, const Tile& tile) {
-  const int64_t rows = problem.cache_type == CacheType::kBfloat16 ? kScreenedBfloatRows : kScreenedRows;
+// Whether the keys of this tile are screened. It depends on the shapes and the instruction set.
+[[gnu::always_inline]] inline bool is_screened(const Problem& problem, const Tile& tile, const Loops& loops) {
+  const int64_t rows = problem.cache_type == CacheType::kBfloat16 ? loops.screened_bfloat_rows : kScreenedRows;
   return problem.key_screen != nullptr && problem.attributes.normalizer == NormalizerKind::kEntmax &&
          problem.block_size % kStripKeys == 0 && tile.rows() <= rows && tile.key_end - tile.key_begin >= kScreenedKeys;
 }

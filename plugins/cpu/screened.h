@@ -8,6 +8,13 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
+// AMX multiplies more rows over a bfloat16 cache by bfloat_products.h, whose sums differ in the last bits.
+#if defined(__AMX_BF16__)
+constexpr int64_t kScreenedBfloatRows = kMaxPanelRows;
+#else
+constexpr int64_t kScreenedBfloatRows = kScreenedRows;
+#endif
+
 // A row's logits by the screen: with m the integers of query and key, z = m . n * scale * factor + constant, give or
 // take distance * of_distance + scale * of_scale + always.
 struct BoundedRow {

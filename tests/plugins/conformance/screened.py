@@ -10,9 +10,9 @@ import onnxruntime as ort
 from onnx import helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.key_screen import screen_of_cache
+from sharp.plugins.ops.key_screen import Screen, intervals, screen_of_cache, unpack
 from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.ops.schema import DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 from tests.plugins.conformance.cases import Case, Shape, make_case
 
 TYPES = {
@@ -104,3 +104,36 @@ def _array(value: Any, kind: np.dtype | None) -> np.ndarray:
         return widened
     array: np.ndarray = value.numpy()
     return array if kind is None else array.astype(np.float32)
+
+
+def poisoned(case: Case, dtype: str = "float32") -> tuple[Case, int]:
+    """The case with NaN in keys that the screen surely leaves out, strip of 16 keys by strip, and the number of strips.
+
+    By float64 intervals of the past alone, with 0.05 to spare: the keys of the call only add to what is left out. With
+    statistics the strips that may hold the smallest logit stay as they are. For calls without soft cap, slopes, window
+    and holes.
+    """
+    inputs, strips = case.inputs, 0
+    kind, _ = TYPES[dtype]
+    cache = inputs["key_cache"].copy()
+    _, kv_heads, head_dim, block_size = cache.shape
+    screen = unpack(screen_of_cache(cache.astype(kind), inputs.get("key_shift")), head_dim, block_size)
+    shift = inputs.get("key_shift", np.zeros((kv_heads, head_dim), np.float32))
+    group, alpha = inputs["query"].shape[1] // kv_heads, case.attributes.get("alpha", DEFAULT_ALPHA)
+    for sequence, context in enumerate(inputs["context_lens"] // 16 * 16):
+        tokens = slice(*inputs["query_start"][sequence : sequence + 2])
+        positions = np.arange(context)
+        blocks, offsets = inputs["block_table"][sequence, positions // block_size], positions % block_size
+        for head in range(kv_heads):
+            of_keys = Screen(*(part[blocks, head, offsets] for part in vars(screen).values()))
+            kept = np.zeros(context // 16, bool)
+            queries = inputs["query"][tokens, head * group : (head + 1) * group].reshape(-1, head_dim)
+            for query in queries * np.float32(case.attributes["scale"]):
+                lower, upper = intervals(query, of_keys, shift[head])
+                kept |= upper.reshape(-1, 16).max(1) > lower.max() - 1 / (alpha - 1) - 0.05
+                if inputs["collect_stats"]:
+                    kept |= lower.reshape(-1, 16).min(1) < upper.min() + 0.05
+            left = np.repeat(~kept, 16)
+            cache[blocks[left], head, :, offsets[left]] = np.nan
+            strips += int((~kept).sum())
+    return case.with_inputs(key_cache=cache), strips

@@ -1,6 +1,8 @@
 """Keys that the screen leaves out have no weight: with it the kernel gives what it gives without, bit for bit."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from sharp.plugins.ops.key_screen import in_doubt, intervals, pack, screen_bytes
 from sharp.plugins.ops.normalizers import entmax
 from sharp.plugins.ops.reference import AttentionOutput
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, run_reference
-from tests.plugins.conformance.screened import LONG, TYPES, run, screened_case, with_screen
+from tests.plugins.conformance.screened import LONG, TYPES, poisoned, run, screened_case, with_screen
+from tests.plugins.conformance.screened_batches import as_case, check, make_batch
 
 DECODE = Shape(sequences=((2000, 1),), kv_heads=1, group=3, head_dim=64, value_dim=16)
 
@@ -37,11 +40,35 @@ def test_long_contexts(options: dict[str, float], alpha: float) -> None:
     assert_agrees(result, run_reference(case), case, tolerance=5e-5 if alpha <= 2 else 5e-4)
 
 
+def assert_leaves_out_keys(case: Case, dtype: str) -> None:
+    """What the screen leaves out is not read: NaN in its place changes nothing, but does without the screen."""
+    for collect in (False, True):
+        asked = case.with_inputs(collect_stats=np.array(collect))
+        with_nan, strips = poisoned(asked, dtype)
+        assert strips > 20
+        actual, expected = run(with_nan, dtype), run(asked, dtype, screen=False)
+        np.testing.assert_array_equal(actual.output, expected.output)
+        np.testing.assert_array_equal(actual.stats, expected.stats)
+        assert np.isnan(run(with_nan, dtype, screen=False).output).any()
+
+
+def multiplies_by_amx() -> bool:
+    """Whether this process's kernels have a loop over bfloat16 of their own for more than 6 rows, without a screen."""
+    return os.environ.get("SHARP_ISA", "amx") == "amx" and "amx_bf16" in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 21])
-@pytest.mark.parametrize("group", [1, 3, 8])
-def test_shapes_of_heads(head_dim: int, group: int) -> None:
+@pytest.mark.parametrize("group", [1, 3, 6, 8])
+def test_shapes_of_heads(head_dim: int, group: int, dtype: str) -> None:
     shape = replace(LONG, sequences=((1100, 1), (600, 2)), head_dim=head_dim, group=group, value_dim=head_dim)
-    assert_same_as_without(screened_case(shape))
+    case = with_screen(screened_case(shape, scale=8 * head_dim**-0.5), dtype)
+    query = case.inputs["query"]
+    # Alike, so that all rows together leave out most strips.
+    alike = case.with_inputs(query=(query[:1, :1] + 0.1 * query).astype(np.float32))
+    assert_same_as_without(alike, dtype)
+    if dtype != "bfloat16" or group <= 3 or not multiplies_by_amx():
+        assert_leaves_out_keys(alike, dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -50,6 +77,13 @@ def test_types_and_blocks(dtype: str, block_size: int) -> None:
     case = with_screen(screened_case(replace(LONG, block_size=block_size, holes=True, drop_slots=True)), dtype)
     result = assert_same_as_without(case, dtype)
     assert_agrees(result, run_reference(case), case, tolerance=5e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_keys_are_left_out_of_blocks_of_any_size(dtype: str, block_size: int) -> None:
+    shape = replace(LONG, sequences=((1100, 1), (3000, 1)), block_size=block_size)
+    assert_leaves_out_keys(with_screen(screened_case(shape, scale=1.0), dtype), dtype)
 
 
 @given(
@@ -78,6 +112,20 @@ def test_random_calls(
     shape = Shape(((context, new),), 1, group, head_dim, 8, integers=integers, holes=holes)
     case = screened_case(shape, seed, shift=bool(seed % 2), alpha=alpha, scale=scale)
     assert_same_as_without(case)
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_adversarial_calls(seed: int) -> None:
+    check(make_batch(seed, 36))
+
+
+def test_a_screen_that_is_wrong_is_found() -> None:
+    batch = make_batch(3, 36)
+    case = as_case(batch)
+    bound = unpack(case.inputs["key_screen"], batch.keys.shape[2], batch.block_size)
+    wrong = replace(bound, integers=-bound.integers, distance=np.full_like(bound.distance, 1e-9))
+    with pytest.raises(AssertionError, match="not equal"):
+        check(batch, case.with_inputs(key_screen=pack(wrong)))
 
 
 def spoilt(case: Case, number: float, channel: int = 3, key: int = 777) -> Case:
