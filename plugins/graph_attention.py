@@ -113,8 +113,8 @@ class _Attributes:
             self.rows[name] = tuple(row)
 
 
-def _text(message: memoryview, wanted: int) -> str:
-    return next((_name(value) for number, value in fields(message) if number == wanted), "")
+def _text(message: memoryview, number_of: int) -> str:
+    return next((_name(value) for number, value in fields(message) if number == number_of), "")
 
 
 def _name(value: int | memoryview) -> str:

@@ -49,8 +49,8 @@ def _open(folder: str, manifest: str, threads: int) -> AttentionReader:
     return AttentionReader(Path(folder), Manifest.model_validate_json(manifest), threads)
 
 
-def _reply(reader: AttentionReader, wanted: dict[str, Any]) -> dict[str, Any]:
-    row = reader.row(**wanted)
+def _reply(reader: AttentionReader, requested: dict[str, Any]) -> dict[str, Any]:
+    row = reader.row(**requested)
     numbers = {**asdict(row), "weights": row.weights.tolist()}
     finite = all(map(math.isfinite, (*numbers["weights"], row.entropy, row.sink_mass)))
     return {"row": numbers} if finite else {"error": "the weights are not finite: the model's numbers are NaN or Inf"}

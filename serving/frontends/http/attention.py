@@ -73,9 +73,9 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
                 await read_body(request, most_bytes, held)
             except ClientDisconnect:
                 return Response()  # nobody reads it
-            wanted, position = await service.parsing.run(lambda: read(held.take()))
-        row = await attention.row(wanted.tokens, wanted.layer, wanted.head, position)
-        shown = await service.parsing.run(lambda: to_json(described(row, wanted.tokens, endpoint.texts)))
+            parsed, position = await service.parsing.run(lambda: read(held.take()))
+        row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)
+        shown = await service.parsing.run(lambda: to_json(described(row, parsed.tokens, endpoint.texts)))
         return Response(shown, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def route(request: Request) -> Response:

@@ -164,8 +164,8 @@ def test_the_entropy_of_the_shown_weights_is_the_one_that_the_server_counts(tiny
             stats = choice.get("attention_stats", {})
             for position, entropy in zip(stats.get("positions", []), stats.get("normalized_entropy", []), strict=True):
                 for layer, head in ((0, 0), (0, 5), (1, 2)):
-                    wanted = {"tokens": tokens, "layer": layer, "head": head, "position": position}
-                    shown = json.loads(post(server, "/attention", wanted))
+                    requested = {"tokens": tokens, "layer": layer, "head": head, "position": position}
+                    shown = json.loads(post(server, "/attention", requested))
                     assert sum(shown["weights"]) == pytest.approx(1, abs=1e-9)
                     assert len(shown["weights"]) == position + 1
                     assert shown["normalized_entropy"] == pytest.approx(entropy[layer][head], abs=tolerance)

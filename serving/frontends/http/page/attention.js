@@ -10,7 +10,7 @@ class TokenWeights {
     [this.asks, this.list, this.pointed, this.largest, this.scale] =
       [".asks", ".tokens", ".pointed", ".largest", ".scale"].map((one) => section.querySelector(one));
     this.section = section;
-    this.wanted = null;  // the next row: tokens, layer, head, position
+    this.requested = null;  // the next row: tokens, layer, head, position
     this.busy = false;
     this.row = null;
     this.active = null;  // the position that the keyboard is at
@@ -34,23 +34,23 @@ class TokenWeights {
 
   hide() {
     this.section.hidden = true;
-    this.wanted = this.row = null;
+    this.requested = this.row = null;
   }
 
-  // Show a row once the server has computed it; of those that are asked for meanwhile only the last.
-  async show(wanted) {
+  // Show a row once the server has computed it; of those that are requested meanwhile only the last.
+  async show(requested) {
     this.section.hidden = false;
-    this.wanted = wanted;
+    this.requested = requested;
     if (this.busy) return;
     this.busy = true;
     this.section.setAttribute("aria-busy", "true");
-    while (this.wanted !== null) {
-      const now = this.wanted;
+    while (this.requested !== null) {
+      const now = this.requested;
       this.asks.textContent = "Computing the weights …";
       const result = await this.load(now).catch((error) => ({ error: error.message }));
-      if (this.wanted === now) {
-        this.wanted = null;
-        if (result.error === undefined) this.draw({ ...now, ...result, ids: now.tokens });
+      if (this.requested === now) {
+        this.requested = null;
+        if (result.error === undefined) this.draw({ ...now, ...result });
         else this.refuse(result.error);
       }
     }
