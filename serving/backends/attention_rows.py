@@ -70,7 +70,7 @@ class AttentionReader:
         if [node.layer for node in self._nodes] != list(range(manifest.layers)):
             raise InputError(f"{file} has {len(self._nodes)} attention nodes for {manifest.layers} layers")
         self._manifest = manifest
-        self._session = _open(folder, showing(content, self._nodes), threads)
+        self._session = _open(folder, manifest, showing(content, self._nodes), threads)
         block = manifest.cache.block_size
         self._blocks = -(-most_tokens(manifest) // block)
         # Memory that is never written is never taken from the system.
@@ -169,7 +169,7 @@ class AttentionReader:
         return keys.transpose(0, 2, 1).reshape(-1, keys.shape[1])[:count]
 
 
-def _open(folder: Path, model: bytes, threads: int) -> Any:
+def _open(folder: Path, manifest: Manifest, model: bytes, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -177,8 +177,9 @@ def _open(folder: Path, model: bytes, threads: int) -> Any:
     register_kernels(options)
     for name, value in {
         DATA_FOLDER: str(folder.resolve()),
-        # Weights stay in the pages of their file, which the server has in memory anyway.
-        "session.disable_prepacking": "1",
+        # Weights stay in the pages of their file, which the server has in memory anyway. Those of few bits are small,
+        # and not packed they are multiplied otherwise.
+        "session.disable_prepacking": "1" if manifest.quantization is None else "0",
         "session.intra_op.allow_spinning": "0",
     }.items():
         options.add_session_config_entry(name, value)

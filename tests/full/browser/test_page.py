@@ -360,6 +360,33 @@ def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium,
     assert chromium.errors == []
 
 
+def test_a_head_that_is_chosen_during_a_request_follows_its_tokens(sparse_server, chromium, monkeypatch):
+    step, steps, seen = Engine.step, [], threading.Event()
+
+    def held(engine):
+        steps.append(1)
+        if len(steps) == 4:
+            seen.wait(90)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", held)
+    chromium.open(f"http://{sparse_server.http_address}/", width=800, height=900, scheme="light")
+    chromium.wait_for("document.querySelector('#requests form')")
+    form = submit(chromium, prompt="abc", max_tokens="40", temperature="0")
+    chromium.wait_for("requests[0].tokens.length > 0")
+    click(chromium, f"{form}.querySelector(\"rect[data-layer='0'][data-head='1']\")")
+    chromium.wait_for("requests[0].weights.row !== null", 90)
+    running, position, tokens = chromium.evaluate(
+        "[requests[0].form.dataset.running, requests[0].weights.row.position, requests[0].weights.row.tokens.length]"
+    )
+    seen.set()
+    assert running == "true"
+    assert position == tokens - 2 < 40
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    chromium.wait_for("!requests[0].weights.busy && requests[0].weights.row?.position === 41", 90)
+    assert chromium.evaluate("requests[0].weights.row.tokens.length") == 43
+
+
 def test_where_weights_cannot_be_computed_the_page_says_so(started, chromium):
     chromium.open(f"http://{started.http_address}/", width=800, height=900, scheme="light")
     chromium.wait_for("document.querySelector('#requests form')")
