@@ -354,6 +354,10 @@ def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium,
     assert shown == pytest.approx(weights_of_pytorch(sparse[1], tokens, 1, 2, 3)[:4], abs=1e-5)
     chromium.evaluate(f"{section}.scrollIntoView({{ block: 'center' }})")
     chromium.screenshot(Path(os.environ.get("TEST_PICTURES", tmp_path)) / f"weights-{scheme}-{width}.png")
+    # From the completion: the row from which a token of it was sampled.
+    chromium.evaluate(f"{form}.querySelector('.output').focus()")
+    pressed(chromium, "ArrowLeft", "ArrowLeft", "Enter")
+    chromium.wait_for("requests[0].weights.row.position === requests[0].tokens.at(-2).position", 60)
     # Another request begins without them; the same head is shown once it is complete.
     submit(chromium, prompt="xyz", max_tokens="4")
     chromium.wait_for("requests[0].weights.row?.tokens[0] === 'x'", 60)
