@@ -1,7 +1,7 @@
 """Where an ONNX model says that its weights are, checked before anything opens them or makes room for them.
 
 A model folder may come from anyone, and a runtime follows what the file says. The server has no onnx package, so this
-reads the few fields that matter from protobuf's wire format, without ever copying a tensor.
+reads the few fields that matter (`wire_format.py`), without ever copying a tensor.
 """
 
 import mmap
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from sharp.plugins.errors import InputError
+from sharp.plugins.wire_format import DamagedError, fields, integers
 
 # Message -> field number -> message inside it, for the way from a model to its tensors (onnx.proto3).
 CHILDREN: dict[str, dict[int, str]] = {
@@ -34,10 +35,6 @@ BITS = {
 }
 
 
-class _DamagedError(ValueError):
-    """The bytes are not protobuf."""
-
-
 def check_external_data(folder: Path, model_file: str) -> None:
     """Check that all external data of a model lies in files of its folder, which hold as much as the tensors need.
 
@@ -54,7 +51,7 @@ def check_external_data(folder: Path, model_file: str) -> None:
     try:
         for tensor in _tensors(content, "Model", 0):
             _check_tensor(path, tensor, sizes)
-    except (_DamagedError, IndexError, UnicodeDecodeError) as error:
+    except (DamagedError, IndexError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not an ONNX model, or damaged; export the model again") from error
 
 
@@ -86,12 +83,12 @@ def _check_tensor(path: Path, tensor: bytes, sizes: dict[str, int]) -> None:
     entries: dict[str, str] = {}
     dimensions: list[int] = []
     data_type, name = 0, ""
-    for number, value in _fields(memoryview(tensor)):
+    for number, value in fields(memoryview(tensor)):
         if number == EXTERNAL_DATA and isinstance(value, memoryview):
-            pair = {key: bytes(text).decode() for key, text in _fields(value) if isinstance(text, memoryview)}
+            pair = {key: bytes(text).decode() for key, text in fields(value) if isinstance(text, memoryview)}
             entries[pair.get(1, "")] = pair.get(2, "")
         elif number == DIMS:
-            dimensions += _integers(value)
+            dimensions += integers(value)
         elif number == DATA_TYPE and isinstance(value, int):
             data_type = value
         elif number == NAME and isinstance(value, memoryview):
@@ -102,7 +99,7 @@ def _check_tensor(path: Path, tensor: bytes, sizes: dict[str, int]) -> None:
     try:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", "-1"))
     except ValueError as error:
-        raise _DamagedError from error
+        raise DamagedError from error
     elements = 1
     for dimension in dimensions:  # any number of them, so that the product must not grow without end
         elements = min(elements * max(dimension, 0), LARGEST)
@@ -136,59 +133,13 @@ def _size(path: Path, location: str) -> int:
 def _tensors(message: memoryview, kind: str, depth: int) -> Iterator[bytes]:
     """The tensors with external data inside a message, without the content of others."""
     if depth > DEEPEST:
-        raise _DamagedError
+        raise DamagedError
     children = CHILDREN[kind]
-    for number, value in _fields(message):
+    for number, value in fields(message):
         child = children.get(number)
         if child is None or not isinstance(value, memoryview):
             continue
         if child != "Tensor":
             yield from _tensors(value, child, depth + 1)
-        elif any(field == EXTERNAL_DATA for field, _ in _fields(value)):
+        elif any(field == EXTERNAL_DATA for field, _ in fields(value)):
             yield bytes(value)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, "int | memoryview"]]:
-    """The number and the value of every field: an integer, or the bytes of all else."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == 2:
-            length, at = _varint(message, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise _DamagedError
-        if number == 0 or at + length > len(message):
-            raise _DamagedError
-        yield number, message[at : at + length]
-        at += length
-
-
-def _integers(value: "int | memoryview") -> list[int]:
-    """A repeated int64, packed or not."""
-    numbers: list[int] = []
-    if isinstance(value, int):
-        numbers.append(value)
-    else:
-        at = 0
-        while at < len(value):
-            number, at = _varint(value, at)
-            numbers.append(number)
-    return [number - 2**64 if number >= 2**63 else number for number in numbers]
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = message[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise _DamagedError

@@ -60,7 +60,8 @@ class ApiConfig:
         ),
     ] = None
     page: Annotated[
-        bool, Setting("Serve the page to try the model and to watch its heads, at /, with its numbers at /live.")
+        bool,
+        Setting("Serve the page to try the model and to watch its heads, at /, with its data at /live and /attention."),
     ] = True
     docs: Annotated[bool, Setting("Serve a page of the API at /docs; /openapi.json is always there.")] = False
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.exporter.inspection.recording import LayerRecord
-from sharp.plugins.ops.normalizers import normalize
+from sharp.plugins.ops.reference import head_values, row_weights
 
 MAP_CELLS = 512  # most rows and columns of a map
 
@@ -43,10 +43,15 @@ def attention_weights(record: LayerRecord, head: int, query: int) -> tuple[int, 
     """The first key that the query at position `query` sees, and the weights of all that it sees, in float64."""
     first = 0 if record.window < 0 else max(0, query + 1 - record.window)
     keys = record.key[first : query + 1, head * record.key.shape[1] // record.query.shape[1]].astype(np.float64)
-    logits = record.scale * (keys @ record.query[query, head].astype(np.float64))
-    if record.softcap > 0:
-        logits = record.softcap * np.tanh(logits / record.softcap)
-    if record.alibi_slopes is not None:
-        logits = logits + float(record.alibi_slopes[head]) * (np.arange(first, query + 1) - query)
-    parameters = () if record.head_params is None else tuple(map(float, record.head_params[head]))
-    return first, normalize(logits, record.normalizer, parameters)[0]
+    slope, parameters = head_values(head, record.alibi_slopes, record.head_params)
+    weights, _ = row_weights(
+        record.query[query, head].astype(np.float64),
+        keys,
+        np.arange(first, query + 1) - query,
+        slope,
+        parameters,
+        normalizer=record.normalizer,
+        scale=record.scale,
+        softcap=record.softcap,
+    )
+    return first, weights

@@ -115,6 +115,35 @@ def visible_keys(position: int, total: int, window: int, causal: bool) -> Ints:
     return keys
 
 
+def row_weights(
+    query: Floats,
+    keys: Floats,
+    distance: Ints,
+    slope: float,
+    parameters: Sequence[float],
+    *,
+    normalizer: Normalizer,
+    scale: float,
+    softcap: float,
+) -> tuple[NDArray[np.float64], RowStatistics]:
+    """The weights [n] that one query of one head gives the keys that it sees, and their statistics.
+
+    Args:
+        query: [head_dim].
+        keys: [n, head_dim].
+        distance: [n] position of the key less that of the query.
+        slope: the head's ALiBi slope, 0 for none; the bias is -slope * |distance|.
+        parameters: the head's own parameters (ssa: b, n).
+        normalizer: the name and its parameters.
+        scale: factor of query . key.
+        softcap: c of c tanh(z / c), 0 = off.
+    """
+    logits = scale * (keys @ query)
+    if softcap > 0:
+        logits = softcap * np.tanh(logits / softcap)
+    return normalize(logits - slope * np.abs(distance), normalizer, parameters)
+
+
 def attend(
     query: Floats,
     keys: Floats,
@@ -127,27 +156,14 @@ def attend(
     scale: float,
     softcap: float,
 ) -> tuple[Floats, RowStatistics]:
-    """One query of one head over the keys that it sees: what both ops do.
-
-    Args:
-        query: [head_dim].
-        keys: [n, head_dim].
-        values: [n, value_dim].
-        distance: [n] position of the key less that of the query.
-        slope: the head's ALiBi slope, 0 for none; the bias is -slope * |distance|.
-        parameters: the head's own parameters (ssa: b, n).
-        normalizer: the name and its parameters.
-        scale: factor of query . key.
-        softcap: c of c tanh(z / c), 0 = off.
+    """One query of one head over the keys that it sees: what both ops do; values [n, value_dim], else `row_weights`.
 
     Returns:
         output [value_dim] and the statistics.
     """
-    logits = scale * (keys @ query)
-    if softcap > 0:
-        logits = softcap * np.tanh(logits / softcap)
-    logits = logits - slope * np.abs(distance)
-    weights, statistics = normalize(logits, normalizer, parameters)
+    weights, statistics = row_weights(
+        query, keys, distance, slope, parameters, normalizer=normalizer, scale=scale, softcap=softcap
+    )
     weighted = weights != 0  # a key without a weight contributes nothing, even if its value is NaN
     return weights[weighted] @ values[weighted], statistics
 

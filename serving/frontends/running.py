@@ -16,6 +16,7 @@ from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.report import EngineReport
 from sharp.serving.engine.thread import EngineThread, StepEngine
 from sharp.serving.frontends.service import GenerationService
+from sharp.serving.frontends.token_attention import TokenAttention
 from sharp.serving.frontends.unknown_fields import UnknownFields
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
@@ -78,6 +79,7 @@ class RunningModel:
         metrics: of this model, among those of the server.
         api: what requests over HTTP may say.
         forms: how the model writes calls of tools and thoughts.
+        attention: what its heads do with single tokens.
     """
 
     model: ModelFolder
@@ -88,6 +90,7 @@ class RunningModel:
     metrics: ModelMetrics
     api: ApiConfig
     forms: ChatForms
+    attention: TokenAttention
 
 
 @dataclass(frozen=True)
@@ -187,17 +190,19 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         config.max_buffered_bytes,
     )
     service.names = settings.api.names or service.names
+    attention = TokenAttention(path, model.manifest, loaded.device, settings.backend.threads, kernels=loaded.kernels)
     service.fields = UnknownFields(settings.api.unknown_fields)
     service.chat_template = None if template is None else template.source
     if loaded.device != "cpu":
         sys.setswitchinterval(SWITCH_SECONDS)
     thread.start()
     try:
-        yield RunningModel(model, template, thread, service, info, model_metrics, settings.api, forms)
+        yield RunningModel(model, template, thread, service, info, model_metrics, settings.api, forms, attention)
     finally:
         # Not in the event loop: the last step may take a while, and delivers its events to this loop.
         await asyncio.to_thread(thread.stop)
         service.close()
+        await asyncio.to_thread(attention.close)
         await asyncio.to_thread(model.guides.end)
         metrics.remove_model(model_metrics)
         if template is not None:

@@ -16,6 +16,7 @@ from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.frontends.admission import most_request_bytes
 from sharp.serving.frontends.http import response_schemas as schemas
+from sharp.serving.frontends.http.attention import attention_route
 from sharp.serving.frontends.http.authentication import TokenMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.encoding import ENCODING, GENERATION, decoder_refusals, encoder_routes, refusals
@@ -122,7 +123,11 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         *KServeRoutes(endpoint).routes(),
         metrics_route(metrics),
         *operation_routes(service.health.check_ready, service.health.check_live, lambda: service.open_requests),
-        *(page_routes(LiveState(running, metrics)) if api.page else ()),
+        *(
+            (*page_routes(LiveState(running, metrics)), attention_route(endpoint, running.attention))
+            if api.page
+            else ()
+        ),
         *OpenApi((*operations, *COMMON_OPERATIONS)).routes(docs=api.docs),
     ]
     return application(routes, api, tokens)

@@ -12,6 +12,7 @@ from sharp.serving.security.tokens import Tokens
 # Not /health and /metrics, whose readers have no token, and / itself, which asks for one; of /v2 not health, either.
 PROTECTED = (
     "/live",
+    "/attention",
     "/v1/",
     "/v2/models",
     "/v2/repository",

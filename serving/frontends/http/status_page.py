@@ -22,7 +22,7 @@ def _page() -> str:
     def read(name: str) -> str:
         return (Path(__file__).with_name("page") / name).read_text(encoding="utf-8")
 
-    scripts = "\n".join(map(read, ("heads.js", "playground.js", "live.js")))
+    scripts = "\n".join(map(read, ("heads.js", "attention.js", "playground.js", "live.js")))
     return read("page.html").replace("/* page.css */\n", read("page.css")).replace("/* scripts */\n", scripts)
 
 
@@ -59,6 +59,7 @@ class LiveState:
         self._generates = not other_kind and running.model.tokenizer is not None
         self._chat = running.template is not None
         self._served_name = running.service.names[0]
+        self._attention_refusal = running.attention.refusal
         self._counted = metrics.registry.restricted_registry(COUNTED)
         self._attention = running.metrics.attention
 
@@ -81,6 +82,7 @@ class LiveState:
                 "served_name": self._served_name,
                 "generates": self._generates,
                 "chat": self._chat,
+                "attention_refusal": self._attention_refusal,
             },
             "numbers": numbers,
             "attention": None if self._attention is None else _attention(self._attention),

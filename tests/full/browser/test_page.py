@@ -12,12 +12,18 @@ from pathlib import Path
 
 import grpc
 import pytest
+import torch
+from click.testing import CliRunner
 
+from sharp.models.attention import EagerAttention
+from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.cli import main
 from sharp.serving.api_config import ApiConfig
-from sharp.serving.config import EngineConfig, MetricsConfig, ServerConfig
+from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.frontends.http.status_page import PAGE
 from sharp.v1 import inference_pb2, inference_pb2_grpc
+from tests.exporter.conftest import tiny_model
 from tests.full.browser.chromium import Chromium
 
 WINDOWS = [("light", 1200, 720), ("dark", 1200, 720), ("light", 390, 900), ("dark", 390, 900)]
@@ -68,6 +74,7 @@ def test_the_state_is_what_the_metrics_say(started):
     state = json.loads(text)
     assert headers["cache-control"] == "no-store"
     kind = {"served_name": "counting", "generates": True, "chat": False}
+    assert "runs without them" in state["model"].pop("attention_refusal")
     assert state["model"] == {"name": "counting", "norm": "softmax", "layers": 1, "heads": 2, **kind}
     assert state["numbers"]["generated_tokens_total"] == 60
     assert state["numbers"]["time_to_first_token_seconds_count"] == 1
@@ -241,6 +248,162 @@ def test_stop_ends_a_request_and_errors_are_shown(start_server, counting, chromi
     assert "tokens" in chromium.evaluate(f"{form}.querySelector('.error').textContent")
 
 
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    """A tiny model with entmax, and its folder."""
+    folder, model = tmp_path_factory.mktemp("sparse"), tiny_model("entmax", layers=2)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.q_proj.weight.mul_(8)  # or no logit is low enough
+    save_checkpoint(folder / "tiny.safetensors", model, dtype=torch.float32)
+    result = CliRunner().invoke(
+        main, ["export", str(folder / "tiny.safetensors"), "--norm", "entmax", "-o", str(folder / "sparse")]
+    )
+    assert result.exit_code == 0, result.output
+    return folder / "sparse", model
+
+
+@pytest.fixture(scope="module")
+def sparse_server(start_server, sparse):
+    return start_server(sparse[0], backend=BackendConfig(threads=2))
+
+
+def click(chromium, element):
+    chromium.evaluate(f"{element}.dispatchEvent(new MouseEvent('click', {{ bubbles: true }}))")
+
+
+def pressed(chromium, *keys):
+    for key in keys:
+        chromium.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+
+
+def weights_of_pytorch(model, tokens, layer, head, position):
+    attention = EagerAttention(model.config, record=True)
+    with torch.no_grad():
+        model.hidden_states(torch.tensor([tokens]), attention=attention)
+    return attention.weights[layer][0, head, position].tolist()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width"), [(scheme, width) for scheme in ("light", "dark") for width in (1280, 400)]
+)
+def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium, tmp_path, scheme, width):
+    prompt = "The quick brown fox"
+    chromium.errors.clear()
+    chromium.open(f"http://{sparse_server.http_address}/", width=width, height=1500, scheme=scheme)
+    chromium.wait_for("document.querySelector('#requests form')")
+    form = submit(chromium, prompt=prompt, max_tokens="12", temperature="0")
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    section = f"{form}.querySelector('.attention')"
+    assert chromium.evaluate(f"{section}.hidden")
+    click(chromium, f"{form}.querySelector(\"rect[data-layer='1'][data-head='2']\")")
+    chromium.wait_for("requests[0].weights.row !== null", 60)
+
+    # The row from which the last token was sampled.
+    position = chromium.evaluate("requests[0].tokens.at(-1).position")
+    tokens = chromium.evaluate("requests[0].ids")
+    assert tokens[: len(prompt)] == list(prompt.encode())
+    expected = weights_of_pytorch(sparse[1], tokens, 1, 2, position)
+    options = chromium.evaluate(
+        f"[...{section}.querySelectorAll('[role=option]')].map((one) => [one.textContent, "
+        "one.getAttribute('aria-label'), getComputedStyle(one).backgroundColor, one.getAttribute('aria-selected')])"
+    )
+    assert len(options) == len(tokens)
+    assert [one[0] for one in options[: len(prompt)]] == list(prompt)
+    assert [at for at, one in enumerate(options) if one[3] == "true"] == [position]
+    largest = max(expected)
+    for at, (_, label, shade, _) in enumerate(options):
+        if at > position:
+            assert "comes later" in label
+            continue
+        assert f"position {at}: weight " in label
+        assert float(label.rpartition(" ")[2]) == pytest.approx(expected[at], rel=0.006, abs=1e-5)
+        opacity = float(re.findall(r"[\d.]+", shade)[3]) if shade.startswith("rgba") else 1
+        darkest = {"light": 0.6, "dark": 0.75}[scheme]
+        assert opacity == pytest.approx(darkest * (expected[at] / largest) ** 0.5, abs=0.01)
+    assert min(expected[: position + 1]) == 0  # entmax
+    asks = chromium.evaluate(f"{section}.querySelector('.asks').textContent")
+    above = sum(weight > 0 for weight in expected)
+    assert f"{above} of {position + 1} tokens have weight" in asks
+    # The same entropy as in the curve, which the server has counted as it generated.
+    counted = chromium.evaluate("requests[0].tokens.at(-1).entropy[1][2]")
+    assert float(re.search(r"H / ln n is ([\d.]+)", asks)[1].rstrip(".")) == pytest.approx(counted, abs=0.0011)
+    named = chromium.evaluate(f"[...{section}.querySelectorAll('li')].map((one) => one.textContent)")
+    assert [float(one.split()[0]) for one in named] == pytest.approx(sorted(expected)[::-1][: len(named)], rel=0.006)
+
+    # Ink on the darkest shade can be read, and nothing is cut off at the sides.
+    ink, panel = chromium.evaluate(
+        f"[getComputedStyle({section}).color, getComputedStyle(document.querySelector('.panel')).backgroundColor]"
+    )
+    shade = max((one[2] for one in options), key=lambda one: float(re.findall(r"[\d.]+", one)[-1]))
+    assert contrast(ink, over(shade, panel)) > 4.5
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+
+    # By the keyboard: to another token, what it gets, and then what it gives.
+    chromium.evaluate(f"{section}.querySelector('.tokens').focus()")
+    pressed(chromium, "Home", "ArrowRight", "ArrowRight", "ArrowRight")
+    active = f"{section}.querySelector('.tokens').ariaActiveDescendantElement"
+    assert chromium.evaluate(f"{active}.getAttribute('aria-label')") == options[3][1]
+    assert chromium.evaluate(f"{section}.querySelector('.pointed').textContent") == f"{options[3][1]}."
+    pressed(chromium, "Enter")
+    chromium.wait_for("requests[0].weights.row.position === 3", 60)
+    assert "position 3, before “q”" in chromium.evaluate(f"{section}.querySelector('.asks').textContent").replace(
+        "“ ”, ", ""
+    )
+    shown = chromium.evaluate("requests[0].weights.row.weights")
+    assert shown == pytest.approx(weights_of_pytorch(sparse[1], tokens, 1, 2, 3)[:4], abs=1e-5)
+    chromium.evaluate(f"{section}.scrollIntoView({{ block: 'center' }})")
+    chromium.screenshot(Path(os.environ.get("TEST_PICTURES", tmp_path)) / f"weights-{scheme}-{width}.png")
+    # From the completion: the row from which a token of it was sampled.
+    chromium.evaluate(f"{form}.querySelector('.output').focus()")
+    pressed(chromium, "ArrowLeft", "ArrowLeft", "Enter")
+    chromium.wait_for("requests[0].weights.row.position === requests[0].tokens.at(-2).position", 60)
+    # Another request begins without them; the same head is shown once it is complete.
+    submit(chromium, prompt="xyz", max_tokens="4")
+    chromium.wait_for("requests[0].weights.row?.tokens[0] === 'x'", 60)
+    assert chromium.errors == []
+
+
+def test_a_head_that_is_chosen_during_a_request_follows_its_tokens(sparse_server, chromium, monkeypatch):
+    step, steps, seen = Engine.step, [], threading.Event()
+
+    def held(engine):
+        steps.append(1)
+        if len(steps) == 4:
+            seen.wait(90)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", held)
+    chromium.open(f"http://{sparse_server.http_address}/", width=800, height=900, scheme="light")
+    chromium.wait_for("document.querySelector('#requests form')")
+    form = submit(chromium, prompt="abc", max_tokens="40", temperature="0")
+    chromium.wait_for("requests[0].tokens.length > 0")
+    click(chromium, f"{form}.querySelector(\"rect[data-layer='0'][data-head='1']\")")
+    chromium.wait_for("requests[0].weights.row !== null", 90)
+    running, position, tokens = chromium.evaluate(
+        "[requests[0].form.dataset.running, requests[0].weights.row.position, requests[0].weights.row.tokens.length]"
+    )
+    seen.set()
+    assert running == "true"
+    assert position == tokens - 2 < 40
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    chromium.wait_for("!requests[0].weights.busy && requests[0].weights.row?.position === 41", 90)
+    assert chromium.evaluate("requests[0].weights.row.tokens.length") == 43
+
+
+def test_where_weights_cannot_be_computed_the_page_says_so(started, chromium):
+    chromium.open(f"http://{started.http_address}/", width=800, height=900, scheme="light")
+    chromium.wait_for("document.querySelector('#requests form')")
+    form = submit(chromium, prompt="abc", max_tokens="3")
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    click(chromium, f"{form}.querySelector(\"rect[data-head='1']\")")
+    asks = chromium.evaluate(f"{form}.querySelector('.attention .asks').textContent")
+    assert asks == chromium.evaluate("state.model.attention_refusal")
+    assert chromium.evaluate(f"{form}.querySelector('.tokens').hidden")
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(f"http://{started.http_address}/attention", b"{}", timeout=10)
+
+
 def test_the_page_asks_for_the_token_of_the_server(start_server, counting, chromium, tmp_path):
     secrets = tmp_path / "tokens"
     secrets.write_text("a-secret-of-twenty-characters\n")
@@ -257,9 +420,19 @@ def test_the_page_asks_for_the_token_of_the_server(start_server, counting, chrom
 
 def test_without_the_page_there_is_none(start_server, counting):
     started = start_server(counting, api=ApiConfig(page=False))
-    for path in ("/", "/live"):
+    for path in ("/", "/live", "/attention"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(started, path)
+
+
+def over(shade, ground):
+    """A colour with opacity on another."""
+    red, green, blue, opacity = map(float, re.findall(r"[\d.]+", shade))
+    mixed = (
+        opacity * own + (1 - opacity) * 255 * below
+        for own, below in zip((red, green, blue), channels(ground), strict=True)
+    )
+    return f"rgb({', '.join(str(round(part)) for part in mixed)})"
 
 
 def channels(colour):

@@ -16,6 +16,7 @@ from sharp.exporter.inspection.folder import read_graph
 from sharp.exporter.programs.archive import load_program
 from sharp.plugins.checksums import verify_files, write_manifest
 from sharp.plugins.external_data import check_external_data
+from sharp.plugins.graph_attention import attention_nodes, showing
 from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import PAGED_ATTENTION
 from tests.full.fuzz.mutations import change_json
@@ -80,7 +81,7 @@ def onnx_weights(folder: Path) -> Target:
 
 
 def onnx_graph(folder: Path) -> Target:
-    """What `sharp inspect` finds in a graph."""
+    """What `sharp inspect` finds in a graph, and a server, which reads it without onnx."""
     node = helper.make_node(
         PAGED_ATTENTION.name,
         ["q", "k", "v", "key_cache.0", "value_cache.0", *PAGED_ATTENTION.input_names[5:9]],
@@ -105,6 +106,8 @@ def onnx_graph(folder: Path) -> Target:
     file = folder / "model.onnx"
 
     def read() -> None:
+        content = file.read_bytes()
+        showing(content, attention_nodes(content))
         for found in read_graph(file, PAGED_ATTENTION)[1]:
             found.added_outputs()
 

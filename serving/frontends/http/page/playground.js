@@ -1,8 +1,11 @@
-// Requests that the page sends: the completion as it comes, and the entropy of every head at each of its tokens.
+// Requests that the page sends: the completion as it comes, the entropy of every head at each of its tokens, and on
+// demand what a head does with all tokens.
 
 const CURVE = { height: 110, left: 26, right: 6, top: 8, bottom: 18 };
 
 class PlaygroundRequest {
+  static made = 0;
+
   constructor() {
     this.form = find("request").content.firstElementChild.cloneNode(true);
     find("requests").append(this.form);
@@ -12,7 +15,10 @@ class PlaygroundRequest {
     this.map = new HeadMap(this.form.querySelector(".heads"), (layer, head) => {
       this.map.chosen = layer === null ? null : { layer, head };
       this.showHeads();
+      this.showWeights(this.token === null ? null : this.tokens[this.token].position);
     }, { onPoint: false, tallest: 14 });
+    this.weights = new TokenWeights(this.form.querySelector(".attention"), (position) => this.showWeights(position));
+    this.form.querySelector(".tokens").id = `tokens-${PlaygroundRequest.made++}`;
     this.clear();
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -24,9 +30,11 @@ class PlaygroundRequest {
     this.fields.stop.addEventListener("click", () => this.stopped?.abort());
     this.output.addEventListener("pointerover", (event) => this.chooseToken(event.target.dataset.token ?? null));
     this.output.addEventListener("pointerleave", () => this.chooseToken(null));
+    this.output.addEventListener("click", () => this.showWeightsOfChosen());
     this.output.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (event.key === "Escape") this.chooseToken(null);
+      if (event.key === "Enter") this.showWeightsOfChosen();
       if (!step || this.tokens.length === 0) return;
       event.preventDefault();
       const from = this.token ?? this.tokens.length - (step < 0 ? 0 : 1);
@@ -42,6 +50,8 @@ class PlaygroundRequest {
   clear() {
     this.tokens = [];  // position and element of each, entropies [layers][heads] of the query it was sampled after, their mean
     this.token = null;  // the chosen one; null is the last
+    this.ids = [];  // of prompt and completion
+    this.weights.hide();
     this.output.replaceChildren();
     this.error.hidden = true;
     this.says.textContent = "";
@@ -49,7 +59,7 @@ class PlaygroundRequest {
 
   body() {
     const { prompt, mode } = this.fields;
-    const body = { model: state.model.served_name, stream: true, attention_stats: "tokens" };
+    const body = { model: state.model.served_name, stream: true, attention_stats: "tokens", return_token_ids: true };
     for (const name of ["max_tokens", "temperature", "top_p", "seed"]) {
       if (this.fields[name].value !== "") body[name] = Number(this.fields[name].value);
     }
@@ -79,6 +89,7 @@ class PlaygroundRequest {
     this.seconds = (performance.now() - began) / 1000;
     this.running(false);
     this.showHeads();
+    this.showWeights(this.weights.row === null || this.follows ? null : this.weights.row.position);
   }
 
   async read(stream) {
@@ -99,6 +110,7 @@ class PlaygroundRequest {
     const [choice] = chunk.choices;
     if (choice === undefined) return;
     const text = choice.text ?? `${choice.delta.reasoning_content ?? ""}${choice.delta.content ?? ""}`;
+    this.ids.push(...choice.prompt_token_ids ?? chunk.prompt_token_ids ?? [], ...choice.token_ids ?? []);
     const element = document.createElement("span");
     element.textContent = text;
     const { positions, normalized_entropy: entropies } = choice.attention_stats ?? {};
@@ -128,6 +140,20 @@ class PlaygroundRequest {
   chooseToken(index) {
     this.token = index === null ? null : Number(index);
     this.showHeads();
+  }
+
+  showWeightsOfChosen() {
+    if (this.token !== null) this.showWeights(this.tokens[this.token].position);
+  }
+
+  // The weights that the chosen head gives at a position; null is where the last token was sampled.
+  showWeights(position) {
+    const chosen = this.map.chosen;
+    if (chosen === null) return this.weights.hide();
+    if (this.tokens.length === 0) return;
+    if (state.model.attention_refusal !== null) return this.weights.refuse(state.model.attention_refusal);
+    this.follows = position === null;
+    this.weights.show({ tokens: [...this.ids], ...chosen, position: position ?? this.tokens.at(-1).position });
   }
 
   // The entropy of the chosen head, or the mean of all heads.

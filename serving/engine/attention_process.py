@@ -1,0 +1,117 @@
+"""`AttentionProcess`: the weights of single tokens, computed beside the engine in a process of their own."""
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharp.plugins.manifest import MANIFEST_FILE, Manifest
+from sharp.serving.api.errors import EngineError, TimeLimitError, UnavailableError
+from sharp.serving.backends.attention_rows import most_tokens as most_tokens
+from sharp.serving.worker_process import RETRY_SECONDS, WorkerLostError, WorkerProcess
+
+SECONDS = 120.0  # for one row, the start and the sequence included
+IDLE_SECONDS = 60.0  # after which the process ends, and its memory is free
+PROGRAM = Path(__file__).with_name("attention_worker.py")
+
+
+@dataclass(frozen=True)
+class TokenWeights:
+    """What one query gives the keys that it sees, from position `first` on.
+
+    `entropy` is that of the weights in nats, `sink_mass` the share of an attention sink.
+    """
+
+    first: int
+    weights: list[float]
+    entropy: float
+    sink_mass: float
+
+
+class AttentionProcess:
+    """Reads rows of a model folder, one after the other. `row` and `close` may be called by any thread."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        """The process starts with the first row. `folder` must not change from here on."""
+        manifest = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
+        self._settings = json.dumps({"folder": str(folder.resolve()), "manifest": manifest, "threads": threads})
+        self._process: WorkerProcess | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._idle: threading.Timer | None = None
+
+    def row(self, tokens: list[int], layer: int, head: int, position: int) -> TokenWeights:
+        """The weights that a head gives as the token at `position` is read.
+
+        Raises:
+            EngineError: the model cannot compute them.
+            TimeLimitError: they take longer than `SECONDS`.
+            UnavailableError: the process was killed, say for want of memory, or the server ends.
+        """
+        message = json.dumps({"tokens": tokens, "layer": layer, "head": head, "position": position}).encode()
+        with self._lock:
+            if self._idle is not None:
+                self._idle.cancel()
+            process, first = self._running()
+            try:
+                reply = process.exchange(first + message, SECONDS)
+            except TimeoutError as error:
+                raise TimeLimitError(
+                    f"the attention of {len(tokens)} tokens takes longer than {SECONDS:g} s; look at fewer"
+                ) from error
+            except WorkerLostError as error:
+                raise _killed() from error
+            self._idle = threading.Timer(IDLE_SECONDS, self._end)
+            self._idle.daemon = True
+            self._idle.start()
+        if "error" in reply:
+            raise EngineError(reply["error"])
+        return TokenWeights(**reply["row"])
+
+    def _running(self) -> tuple[WorkerProcess, bytes]:
+        """The process, and what must be sent before the next message."""
+        if self._closed:
+            raise _killed()
+        if self._process is not None and self._process.runs:
+            return self._process, b""
+        if self._process is not None:
+            self._process.close()
+        self._process = WorkerProcess(PROGRAM)
+        return self._process, self._settings.encode() + b"\n"
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.close()
+            self._process = None
+
+    def close(self) -> None:
+        """End the process; who waits for a row gets an error."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._end()
+
+
+def why_not(manifest: Manifest, device: str, *, kernels: bool) -> str | None:
+    """Why rows of a served model cannot be computed, as a sentence; None where they can."""
+    what = "The attention on single tokens is computed on the CPU by Sharp's kernels"
+    if manifest.kind != "decoder":
+        return f"{what}, of a decoder."
+    if device != "cpu":
+        return f"{what}, and this model runs on a GPU: sharp inspect shows it for a text."
+    if not kernels:
+        return f"{what}, and this model runs without them."
+    if manifest.norm.heads or manifest.cache.heads:
+        return f"{what}, of models with one norm: this one has several in a layer."
+    return None
+
+
+def _killed() -> UnavailableError:
+    text = (
+        f"the process that computes attention was ended, perhaps for want of memory; try again in {RETRY_SECONDS:g} s"
+    )
+    return UnavailableError(text, RETRY_SECONDS)

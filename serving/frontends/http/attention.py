@@ -1,0 +1,108 @@
+"""`/attention`, of the page: what one head does with the tokens of a request."""
+
+import math
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sharp.plugins.manifest import Manifest
+from sharp.serving.api.errors import FieldError, SharpError
+from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, StrictMessage, WholeNumber
+from sharp.serving.engine.attention_process import TokenWeights
+from sharp.serving.frontends.http.body import read_body
+from sharp.serving.frontends.http.endpoint import Endpoint
+from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.frontends.token_attention import TokenAttention
+from sharp.serving.observability.request_log import refusals_logged
+from sharp.serving.observability.request_record import RequestOrigin
+from sharp.serving.text.detokenizer import INCOMPLETE
+from sharp.serving.text.tokenizer import check_token_ids
+
+MOST_ID_BYTES = 12  # of a token id, a comma and white space
+BASE_BYTES = 4096  # of all else
+
+
+class AttentionRequest(StrictMessage):
+    """A head, and the tokens that it reads; `position` is that of the query, by default the last token."""
+
+    model: Annotated[str, NULL_IS_UNSET] = ""
+    tokens: Annotated[list[WholeNumber], FAIL_FAST] = Field(default_factory=list)
+    layer: WholeNumber = 0
+    head: WholeNumber = 0
+    position: WholeNumber | None = None
+
+    def check(self, manifest: Manifest, most_tokens: int) -> int:
+        """The position of the query.
+
+        Raises:
+            FieldError: a number is out of range.
+        """
+        count = len(self.tokens)
+        if not 1 <= count <= most_tokens:
+            raise FieldError("tokens", f"tokens has {count} entries; the attention of 1 to {most_tokens} is computed")
+        check_token_ids("tokens", self.tokens, manifest)
+        position = count - 1 if self.position is None else self.position
+        for name, value, end in (
+            ("layer", self.layer, manifest.layers),
+            ("head", self.head, manifest.q_heads),
+            ("position", position, count),
+        ):
+            if not 0 <= value < end:
+                raise FieldError(name, f"{name} is {value}; it must be 0 to {end - 1}")
+        return position
+
+
+def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
+    """The route of the page."""
+    service = endpoint.service
+    most_bytes = BASE_BYTES + MOST_ID_BYTES * attention.most_tokens
+
+    def read(body: bytes) -> tuple[AttentionRequest, int]:
+        request = endpoint.fields.parse(AttentionRequest, body)
+        service.check_model(request.model)
+        return request, request.check(service.model.manifest, attention.most_tokens)
+
+    async def computed(request: Request) -> Response:
+        with service.buffers.hold() as held:
+            try:
+                await read_body(request, most_bytes, held)
+            except ClientDisconnect:
+                return Response()  # nobody reads it
+            parsed, position = await service.parsing.run(lambda: read(held.take()))
+        row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)
+        shown = await service.parsing.run(lambda: to_json(described(row, parsed.tokens, endpoint.texts)))
+        return Response(shown, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def route(request: Request) -> Response:
+        origin = RequestOrigin("http", dict(request.headers))
+        try:
+            with refusals_logged(origin, service.model.manifest.name):
+                attention.check()
+                return await computed(request)
+        except SharpError as error:
+            return error_response(error, request.scope)
+
+    return Route("/attention", route, methods=["POST"])
+
+
+def described(row: TokenWeights, tokens: list[int], texts: TokenTexts) -> dict[str, Any]:
+    """The body of the response; `tokens` are texts, `normalized_entropy` is H / ln n as everywhere."""
+    keys = len(row.weights)
+    return {
+        "tokens": [_shown(texts, token) for token in tokens],
+        "first": row.first,
+        "weights": row.weights,
+        "entropy_nats": row.entropy,
+        "normalized_entropy": row.entropy / math.log(keys) if keys > 1 else 0.0,
+        "sink_mass": row.sink_mass,
+    }
+
+
+def _shown(texts: TokenTexts, token: int) -> str:
+    found = texts.of(token)
+    return found.name.removeprefix("bytes:") if INCOMPLETE in found.text else found.text
