@@ -80,6 +80,25 @@ SECTIONS = (
         factor=100,
         labels=("softmax", "ssmax", "entmax", "asentmax"),
     ),
+    *(
+        Section(
+            name,
+            title,
+            x_name="tokens",
+            score_name=f"{score}, %",
+            digits=".1f",
+            factor=100,
+            labels=("softmax", "ssmax", "entmax", "asentmax"),
+        )
+        for name, title, score in (
+            ("2back", "2Back", "accuracy"),
+            ("flip-flop-sparse", "Flip-Flop, sparse", "exact match"),
+            ("local-count", "Local Count", "accuracy"),
+            ("copy", "Copy", "exact match"),
+            ("sort", "Sort", "exact match"),
+            ("reverse", "Reverse", "exact match"),
+        )
+    ),
     Section(
         "linear-functions",
         "Linear functions",

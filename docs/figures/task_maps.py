@@ -35,7 +35,7 @@ def draw(rows: list[tuple[str, list[tuple[str, Tensor]]]], file: str) -> None:
     """A row of maps for every name; a map's color is its weight to the power 1/2, so that weak ones are seen."""
     columns = len(rows[0][1])
     size = (9, 9 / columns * len(rows) + 0.4)
-    figure, axes = plt.subplots(len(rows), columns, figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(len(rows), columns, figsize=size, layout="compressed", squeeze=False)
     for row, (name, maps) in zip(axes, rows, strict=True):
         for one, (title, cells) in zip(row, maps, strict=True):
             image = one.imshow(cells.sqrt(), vmin=0, vmax=1, cmap="viridis")
@@ -55,7 +55,7 @@ def two_back() -> None:
             (tokens,) = TwoBack().sample(1, length, torch.Generator().manual_seed(0)).inputs
             heads = weights(FOLDER / f"2back-{norm}.safetensors", tokens[0])[-1]
             maps += [
-                (f"{length} tokens, head {head}", cells[-SHOWN:, -SHOWN:]) for head, cells in enumerate(heads, start=1)
+                (f"{length} tokens\nhead {head}", cells[-SHOWN:, -SHOWN:]) for head, cells in enumerate(heads, start=1)
             ]
         rows.append((norm, maps))
     draw(rows, "2back-maps.png")
@@ -68,7 +68,7 @@ def local_count() -> None:
     for norm in NORMS:
         layers = weights(FOLDER / f"local-count-{norm}.safetensors", tokens)
         maps = [
-            (f"layer {layer + 1}, head {head}", cells)
+            (f"layer {layer + 1}\nhead {head}", cells)
             for layer in (0, len(layers) - 1)
             for head, cells in enumerate(layers[layer], start=1)
         ]
