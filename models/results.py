@@ -34,7 +34,7 @@ class Section:
 
     `labels` come in this order, others after them. Where `rising` names labels, a second table counts the seeds in
     which every one of them is better than the one before. `paired` names a label and another that is measured on the
-    same models: their difference gets a paired t-test over the seeds.
+    same models: their difference gets a paired t-test over the seeds. `limits` are those of the picture's scores.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Section:
     rising: tuple[str, ...] = ()
     paired: tuple[str, str] | None = None
     log_scores: bool = False
+    limits: tuple[float, float] | None = None
 
 
 SECTIONS = (
@@ -89,6 +90,7 @@ SECTIONS = (
             digits=".1f",
             factor=100,
             labels=("softmax", "ssmax", "entmax", "asentmax"),
+            limits=(-3, 103),
         )
         for name, title, score in (
             ("2back", "2Back", "accuracy"),
@@ -342,7 +344,14 @@ def plot(folder: Path) -> list[str]:
         if points:
             picture = folder / f"{section.name}.png"
             hint = plot_scores(
-                points, section.x_name, section.score_name, section.title, picture, dashed, section.log_scores
+                points,
+                section.x_name,
+                section.score_name,
+                section.title,
+                picture,
+                dashed,
+                section.log_scores,
+                section.limits,
             )
             hints += [hint] if hint else []
     return hints
