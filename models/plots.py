@@ -10,6 +10,7 @@ import numpy as np
 from sharp.models.temperature_fit import Points
 from sharp.plugins.ops.schema import ICML2025_COEFFICIENTS
 
+LINES_INSIDE = 8  # more names would cover the lines
 INSTALL = "install matplotlib for a plot of it: pip install matplotlib"
 
 
@@ -44,10 +45,11 @@ def plot_scores(
     picture: Path,
     dashed: Collection[str] = (),
     log_scores: bool = False,
+    limits: tuple[float, float] | None = None,
 ) -> str | None:
     """Draw rows (line, x, score, error), one line each; a hint where matplotlib is missing.
 
-    Lines in `dashed` have the color of the line before and no error bars.
+    Lines in `dashed` have the color of the line before and no error bars. `limits` are those of the scores' axis.
     """
     try:
         from matplotlib.figure import Figure
@@ -70,7 +72,12 @@ def plot_scores(
         axes.set_xscale("log", base=2)
     if log_scores:
         axes.set_yscale("log")
-    if len(lines) > 1:
+    if limits is not None:
+        axes.set_ylim(limits)
+    if len(lines) > LINES_INSIDE:
+        figure.set_size_inches(11, 4.5)
+        figure.legend(fontsize="small", loc="outside right upper")
+    elif len(lines) > 1:
         axes.legend(fontsize="small")
     figure.savefig(picture, dpi=120)
     return None

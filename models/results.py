@@ -17,6 +17,7 @@ from typing import Any
 import click
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
+from scipy.stats import ttest_rel
 
 from sharp.models.plots import plot_scores
 from sharp.plugins.cli import SharpCommand
@@ -32,7 +33,8 @@ class Section:
     """One table: `name` is its folder, `factor` and `digits` make a saved score what is shown.
 
     `labels` come in this order, others after them. Where `rising` names labels, a second table counts the seeds in
-    which every one of them is better than the one before.
+    which every one of them is better than the one before. `paired` names a label and another that is measured on the
+    same models: their difference gets a paired t-test over the seeds. `limits` are those of the picture's scores.
     """
 
     name: str
@@ -43,7 +45,9 @@ class Section:
     factor: float = 1.0
     labels: tuple[str, ...] = ()
     rising: tuple[str, ...] = ()
+    paired: tuple[str, str] | None = None
     log_scores: bool = False
+    limits: tuple[float, float] | None = None
 
 
 SECTIONS = (
@@ -66,6 +70,7 @@ SECTIONS = (
             "asentmax",
         ),
         rising=("softmax", "adaptive-temperature", "log-power", "asentmax"),
+        paired=("softmax", "adaptive-temperature"),
     ),
     Section(
         "mqmtar",
@@ -75,6 +80,26 @@ SECTIONS = (
         digits=".1f",
         factor=100,
         labels=("softmax", "ssmax", "entmax", "asentmax"),
+    ),
+    *(
+        Section(
+            name,
+            title,
+            x_name="tokens",
+            score_name=f"{score}, %",
+            digits=".1f",
+            factor=100,
+            labels=("softmax", "ssmax", "entmax", "asentmax"),
+            limits=(-3, 103),
+        )
+        for name, title, score in (
+            ("2back", "2Back", "accuracy"),
+            ("flip-flop-sparse", "Flip-Flop, sparse", "exact match"),
+            ("local-count", "Local Count", "accuracy"),
+            ("copy", "Copy", "exact match"),
+            ("sort", "Sort", "exact match"),
+            ("reverse", "Reverse", "exact match"),
+        )
     ),
     Section(
         "linear-functions",
@@ -130,6 +155,16 @@ class Published:
     scores: dict[float, float]
 
 
+@dataclass(frozen=True)
+class PublishedTest:
+    """The p of a paper's paired t-test, by x."""
+
+    section: str
+    paper: str
+    table: str
+    p: dict[float, float]
+
+
 def read_measured(folder: Path, factor: float) -> list[Measured]:
     """Everything in a section's folder, by label.
 
@@ -156,14 +191,17 @@ def read_measured(folder: Path, factor: float) -> list[Measured]:
     ]
 
 
-def read_published(path: Path) -> tuple[dict[str, dict[str, str]], list[Published]]:
-    """The papers by their keys, and the rows of their tables."""
+def read_published(path: Path) -> tuple[dict[str, dict[str, str]], list[Published], list[PublishedTest]]:
+    """The papers by their keys, the rows of their tables, and their tests."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     rows = [
         Published(**{**row, "scores": {float(x): score for x, score in row["scores"].items()}})
         for row in content["rows"]
     ]
-    return content["papers"], rows
+    tests = [
+        PublishedTest(**{**test, "p": {float(x): p for x, p in test["p"].items()}}) for test in content["paired_tests"]
+    ]
+    return content["papers"], rows, tests
 
 
 def make_table(
@@ -212,6 +250,41 @@ def count_rises(section: Section, measured: list[Measured]) -> list[list[str]]:
     return table
 
 
+def paired_test(
+    section: Section, measured: list[Measured], published: list[PublishedTest], papers: dict[str, dict[str, str]]
+) -> list[list[str]]:
+    """`section.paired` over the seeds that have both, at every x, with the papers' p below; empty if none is there.
+
+    t and p are empty where there are fewer than two seeds or all differences are equal.
+    """
+    ours = {one.label: one for one in measured}
+    if section.paired is None or not set(section.paired) <= ours.keys():
+        return []
+    before, after = (ours[label] for label in section.paired)
+    xs = before.xs
+    seeds, differences, statistics, chances = [], [], [], []
+    for x in xs:
+        both = sorted(before.by_seed(x).keys() & after.by_seed(x).keys())
+        first, second = ([one.by_seed(x)[seed] for seed in both] for one in (before, after))
+        moved = [high - low for low, high in zip(first, second, strict=True)]
+        seeds.append(str(len(both)))
+        differences.append(f"{mean(moved):+.2f}" if moved else "")
+        found = ttest_rel(second, first) if len(set(moved)) > 1 else None
+        statistics.append("" if found is None else f"{found.statistic:.2f}")
+        chances.append("" if found is None else f"{found.pvalue:.2g}")
+    table = [
+        ["", *(f"{x:,g}" for x in xs)],
+        ["seeds", *seeds],
+        ["mean difference", *differences],
+        ["t", *statistics],
+        ["p, two-sided", *chances],
+    ]
+    for test in published:
+        shown = [f"{test.p[x]:.2g}" if x in test.p else "" for x in xs]
+        table.append([f"p, {papers[test.paper]['short']}, {test.table}", *shown])
+    return table
+
+
 def markdown_table(cells: list[list[str]]) -> str:
     """Rows of cells as Markdown, the first as head."""
     head, *body = [f"| {' | '.join(row)} |" for row in cells]
@@ -224,7 +297,7 @@ def render(folder: Path) -> str:
     Raises:
         InputError: a file is named or made wrongly.
     """
-    papers, published = read_published(folder / "published.json")
+    papers, published, tests = read_published(folder / "published.json")
     sections = []
     for section in SECTIONS:
         measured = read_measured(folder / section.name, section.factor)
@@ -236,6 +309,7 @@ def render(folder: Path) -> str:
                 "measured": measured,
                 "table": make_table(section, measured, rows, papers),
                 "rises": count_rises(section, measured),
+                "paired": paired_test(section, measured, [t for t in tests if t.section == section.name], papers),
                 "samples": sorted({count for one in measured for count in one.samples}),
                 "text": text.read_text(encoding="utf-8").strip() if text.is_file() else "",
                 "papers": [papers[key] for key in dict.fromkeys(row.paper for row in rows)],
@@ -255,7 +329,7 @@ def render(folder: Path) -> str:
 
 def plot(folder: Path) -> list[str]:
     """Draw a picture of every section that has files, ours with the first row of a paper beside each; hints, if any."""
-    papers, published = read_published(folder / "published.json")
+    papers, published, _ = read_published(folder / "published.json")
     hints = []
     for section in SECTIONS:
         measured = read_measured(folder / section.name, section.factor)
@@ -270,7 +344,14 @@ def plot(folder: Path) -> list[str]:
         if points:
             picture = folder / f"{section.name}.png"
             hint = plot_scores(
-                points, section.x_name, section.score_name, section.title, picture, dashed, section.log_scores
+                points,
+                section.x_name,
+                section.score_name,
+                section.title,
+                picture,
+                dashed,
+                section.log_scores,
+                section.limits,
             )
             hints += [hint] if hint else []
     return hints

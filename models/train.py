@@ -130,10 +130,13 @@ def train_task(
     device: torch.device,
     output: Path,
     work: Path,
+    validation_length: int | None = None,
+    validation_samples: int = VALIDATION_SAMPLES,
 ) -> None:
     """Train a model on a task of the registry and write it to `output`, its losses beside it.
 
-    `first` is a checkpoint to begin with, None for fresh weights.
+    `first` is a checkpoint to begin with, None for fresh weights. With `validation_length` the model is validated on
+    samples of that length, and the best validation's weights are written instead of the last step's.
 
     Raises:
         SharpError: a choice cannot work, the run cannot be resumed, or its loss is not finite.
@@ -146,26 +149,29 @@ def train_task(
         start_from(model, first)
     fix_ssa_n(model, choices.ssa_n)
     settings = make_settings(task, choices)
-    length = task.longest_training_length
+    length = validation_length or task.longest_training_length
+    task.sampler.tokens(length)  # refuses a length that cannot work
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
     console.print(task.sampler)
     console.print(settings)
     train(
         model,
         task.sampler.sample,
-        lambda trained: score(trained, task.sampler, task.metric, length, VALIDATION_SAMPLES, VALIDATION_SEED).mean,
+        lambda trained: score(trained, task.sampler, task.metric, length, validation_samples, VALIDATION_SEED).mean,
         settings,
         work,
         measure=task.metric,
         task=task.name,
         data=str(task.sampler)
         + ("" if first is None else f" from {first}")
-        + ("" if choices.ssa_n is None else f", n {choices.ssa_n:g}"),
+        + ("" if choices.ssa_n is None else f", n {choices.ssa_n:g}")
+        + ("" if validation_length is None else f", best of {validation_samples} at {validation_length}"),
         task_parameters=changed,
+        best=None if validation_length is None else min if task.metric == "squared_error" else max,
     )
     save_checkpoint(output, model, torch.float16, task.name, changed)
     shutil.copyfile(work / "loss.csv", output.with_suffix(".loss.csv"))
-    found = score(model, task.sampler, task.metric, length, VALIDATION_SAMPLES, VALIDATION_SEED)
+    found = score(model, task.sampler, task.metric, length, validation_samples, VALIDATION_SEED)
     console.print(
         f"{task.metric} at {length} {task.length_name}: {found.mean:.4f}; evaluate {output} for other lengths"
     )
@@ -243,6 +249,16 @@ def parse_range(text: str) -> tuple[int, int]:
     "--start-from", type=click.Path(path_type=Path), help="Checkpoint whose weights to begin with; of any norm."
 )
 @click.option(
+    "--validation-length",
+    type=click.IntRange(min=1),
+    help="Length to validate at; the best checkpoint of the run is written.  [default: the longest; the last one]",
+)
+@click.option(
+    "--validation-samples",
+    type=click.IntRange(min=1),
+    help=f"Samples of a validation.  [default: {VALIDATION_SAMPLES}]",
+)
+@click.option(
     "--bf16/--no-bf16", "bfloat16", default=None, help="bfloat16.  [default: on a GPU, but for max-retrieval]"
 )
 def main(
@@ -260,6 +276,8 @@ def main(
     temperature: float | None,
     bfloat16: bool | None,
     start_from: Path | None,
+    validation_length: int | None,
+    validation_samples: int | None,
     **sizes: Any,
 ) -> None:
     """Train the model of TASK; a run that was killed goes on where it was saved last.
@@ -278,7 +296,8 @@ def main(
         raise InputError("torch.compile needs a C++ compiler (g++, or the one that CXX names); or pass --no-compile")
     given = {name: value for name, value in sizes.items() if value is not None}
     if task == TEXT:
-        if parameters or lengths or given or start_from or bfloat16 is not None:
+        validated = validation_length or validation_samples
+        if parameters or lengths or given or start_from or validated or bfloat16 is not None:
             raise InputError("text is trained with its own sizes and lengths; leave out --set and what follows it")
         config = text_config(norm, fixed_temperature(norm, temperature))
         train_text(console, config, steps or TEXT_STEPS, seed, compiled, chosen_device, output, work)
@@ -295,7 +314,18 @@ def main(
             compile=compiled,
             **given,
         )
-        train_task(console, task, choices, parameters, start_from, chosen_device, output, work)
+        train_task(
+            console,
+            task,
+            choices,
+            parameters,
+            start_from,
+            chosen_device,
+            output,
+            work,
+            validation_length,
+            validation_samples or VALIDATION_SAMPLES,
+        )
     if hint := plot_losses(work / "loss.csv", work / "loss.png"):
         console.print(hint)
 

@@ -13,7 +13,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from sharp.models.checkpoint import Model, save_checkpoint
+from sharp.models.checkpoint import Model, read_checkpoint, save_checkpoint
 from sharp.models.objective import Batch
 from sharp.models.objective import loss as objective
 from sharp.plugins.errors import InputError, SharpError
@@ -105,6 +105,7 @@ class TrainSettings:
 
 
 Sampler = Callable[[int, int, torch.Generator], Batch]  # of so many sequences of such a length
+Best = Callable[[float, float], float]  # max or min: the better of two validations
 
 
 def train(
@@ -118,14 +119,16 @@ def train(
     task: str | None = None,
     data: str = "",
     task_parameters: Mapping[str, Any] | None = None,
+    best: Best | None = None,
 ) -> None:
     """Train `model` in place for `settings.steps` steps, or continue the run that `folder` holds.
 
     Batches depend on seed and step alone, so a run that was killed and resumed gives the weights of one that was not.
     `folder` gets state.pt (model and optimizer), latest.safetensors and loss.csv, where what `validate` returns is
     called validation_`measure`. `stop_after` ends early, as if killed after that step had been saved. `task` and
-    `task_parameters` are kept in the checkpoint, `data` says what is sampled: a run is resumed only with the same. The
-    model stays on the device that it is on.
+    `task_parameters` are kept in the checkpoint, `data` says what is sampled: a run is resumed only with the same. With
+    `best` the model ends with the weights of its best validation, the later of equals, which best.safetensors has, and
+    otherwise with those of the last step. The model stays on the device that it is on.
 
     Raises:
         InputError: `folder` holds a run with other settings, or the state cannot be written.
@@ -133,7 +136,7 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model, settings)
-    step, seconds = resume(model, optimizer, settings, folder, data)
+    step, seconds, best_score = resume(model, optimizer, settings, folder, data)
     saved = step
     device = next(model.parameters()).device
     log = LossLog(folder / "loss.csv", step, "tokens" if settings.batch_tokens else "sequences", measure)
@@ -170,6 +173,9 @@ def train(
             if step % settings.validate_every == 0 or step == settings.steps:
                 model.eval()
                 validation = validate(model)
+                if best is not None and (best_score is None or best(validation, best_score) == validation):
+                    best_score = validation
+                    save_checkpoint(folder / "best.safetensors", model, torch.float16, task, task_parameters)
             if step % settings.log_every == 0 or validation is not None:
                 elapsed = time.monotonic() - started
                 log.write(
@@ -184,9 +190,20 @@ def train(
                 train_loss, since_log = 0.0, 0
             if step % settings.save_every == 0 or step == last:
                 save_state(
-                    model, optimizer, settings, folder, step, time.monotonic() - started, data, task, task_parameters
+                    model,
+                    optimizer,
+                    settings,
+                    folder,
+                    step,
+                    time.monotonic() - started,
+                    data,
+                    task,
+                    task_parameters,
+                    best_score,
                 )
                 saved = step
+    if best_score is not None:
+        model.load_state_dict(read_checkpoint(folder / "best.safetensors").model.state_dict())
     model.eval()
 
 
@@ -217,6 +234,7 @@ def save_state(
     data: str,
     task: str | None,
     task_parameters: Mapping[str, Any] | None,
+    best_score: float | None,
 ) -> None:
     """Write the state that `resume` reads; complete or not at all, as a kill may come while writing.
 
@@ -229,6 +247,7 @@ def save_state(
         "seconds": seconds,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
+        "best_score": best_score,
     }
     partial = folder / "state.pt.partial"
     try:
@@ -248,17 +267,17 @@ def save_state(
 
 def resume(
     model: Model, optimizer: torch.optim.Optimizer, settings: TrainSettings, folder: Path, data: str
-) -> tuple[int, float]:
-    """Load the state in `folder`, if there is one; (steps done, seconds spent)."""
+) -> tuple[int, float, float | None]:
+    """Load the state in `folder`, if there is one; (steps done, seconds spent, score of best.safetensors)."""
     path = folder / "state.pt"
     if not path.exists():
-        return 0, 0.0
+        return 0, 0.0, None
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["settings"] != identity(model, settings, data):
         raise InputError(f"{folder} holds a run with other settings; delete it or name another folder with --work")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["seconds"]
+    return state["step"], state["seconds"], state.get("best_score")  # states of older versions have no score
 
 
 def identity(model: Model, settings: TrainSettings, data: str) -> str:

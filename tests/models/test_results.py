@@ -73,6 +73,32 @@ def test_the_order_is_counted_over_the_seeds_that_both_have(folder):
     assert row[1:] == ["2 of 3"]
 
 
+def test_the_difference_of_one_model_under_two_norms_is_tested_in_pairs(folder):
+    """Student's own example, hours of sleep that two drugs add (Biometrika 6, 1908): t = 4.0621, p = 0.00283."""
+    first = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
+    second = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
+    for seed, (plain, adaptive) in enumerate(zip(first, second, strict=True)):
+        save(folder, f"max-retrieval/softmax-seed{seed}", {16: 0.99, 1024: plain / 100, 2048: 0.5})
+        save(folder, f"max-retrieval/adaptive-temperature-seed{seed}", {16: 0.99, 1024: adaptive / 100})
+    save(folder, "max-retrieval/softmax-seed10", {1024: 0.5})
+    text = render(folder)
+    assert "adaptive-temperature minus softmax in accuracy, %, with a paired t-test over the seeds" in text
+    assert lines(text, "mean difference") == [["mean difference", "+0.00", "+1.58", ""]]
+    assert lines(text, "t") == [["t", "", "4.06", ""]]
+    assert lines(text, "p, two-sided") == [["p, two-sided", "", "0.0028", ""]]
+    assert lines(text, "seeds") == [["seeds", "10", "10", "0"]]
+    assert lines(text, "p, Veličković et al., Table 1")[0][1:] == ["0.4", "0.0001", "0.0006"]
+
+
+def test_one_seed_has_no_test(folder):
+    save(folder, "max-retrieval/softmax-seed0", {1024: 0.5})
+    assert "t-test" not in render(folder).split("## Not run")[0]
+    save(folder, "max-retrieval/adaptive-temperature-seed0", {1024: 0.6})
+    text = render(folder)
+    assert lines(text, "mean difference") == [["mean difference", "+10.00"]]
+    assert lines(text, "p, two-sided") == [["p, two-sided", ""]]
+
+
 def test_what_was_varied_is_the_column(folder):
     save(folder, "linear-functions/ssa-seed0", {1: 5e-5, 10: 9.123}, swept=True)
     text = render(folder)
@@ -127,10 +153,23 @@ def test_the_command_writes_the_page_and_the_pictures(folder):
 
 
 def test_every_published_number_has_a_source_and_a_place():
-    papers, rows = read_published(MODELS / "results" / "published.json")
+    papers, rows, tests = read_published(MODELS / "results" / "published.json")
     assert {row.paper for row in rows} == set(papers)
-    assert {row.section for row in rows} == {"max-retrieval", "mqmtar", "linear-functions"}
+    assert [(test.section, test.table, len(test.p)) for test in tests] == [("max-retrieval", "Table 1", 11)]
+    assert {test.paper for test in tests} <= set(papers)
+    lengths = {
+        "max-retrieval": (9, 11),
+        "mqmtar": (11,),
+        "linear-functions": (10,),
+        "2back": (7,),
+        "flip-flop-sparse": (10,),
+        "local-count": (6,),
+        "copy": (7,),
+        "sort": (4,),
+        "reverse": (5,),
+    }
+    assert {row.section for row in rows} == set(lengths)
     for row in rows:
         assert row.table
-        assert len(row.scores) in {"max-retrieval": (9, 11), "mqmtar": (11,), "linear-functions": (10,)}[row.section]
+        assert len(row.scores) in lengths[row.section]
         assert all(0 <= score <= (100 if row.section != "linear-functions" else 200) for score in row.scores.values())

@@ -18,6 +18,7 @@ from sharp.models.evaluation import sampler_of
 from sharp.models.norms import NORMS
 from sharp.models.objective import loss
 from sharp.models.tasks.registry import get_task
+from sharp.models.tasks.scoring import Score
 from sharp.plugins.errors import InputError
 from tests.models.tiny_task import sample, tiny
 
@@ -79,6 +80,36 @@ def test_training_and_evaluation_from_the_command_line(tmp_path):
     code, output = command(evaluate.main, *arguments, "--norm", "adaptive-temperature")
     assert code == 2
     assert "trained with softmax" in output
+
+
+def test_the_checkpoint_is_the_best_at_another_length(tmp_path, monkeypatch):
+    asked = []
+
+    def score(model, sampler, metric, length, samples, seed):
+        asked.append((length, samples))
+        return Score({3: 0.9}.get(len(asked), 0.1), 0.0)  # of 12 validations and the one that is printed
+
+    monkeypatch.setattr(train, "score", score)
+    code, output = sort_run(tmp_path, "--validation-length", 48, "--validation-samples", 7)
+    assert code == 0, output
+    assert set(asked) == {(48, 7)} and "exact_match at 48 tokens" in output
+    best, written = (
+        read_checkpoint(path).model.state_dict()
+        for path in (tmp_path / "work" / "best.safetensors", tmp_path / "sort.safetensors")
+    )
+    last = read_checkpoint(tmp_path / "work" / "latest.safetensors").model.state_dict()
+    assert all(torch.equal(written[name], value) for name, value in best.items())
+    assert not all(torch.equal(written[name], value) for name, value in last.items())
+    for options in ((), ("--validation-length", 48)):
+        code, output = sort_run(tmp_path, *options)
+        assert code == 2 and "other settings" in output
+    code, output = sort_run(tmp_path / "odd", "--validation-length", 0)
+    assert code == 2 and "--validation-length" in output
+
+
+def test_a_length_that_a_task_does_not_have_is_no_validation(tmp_path):
+    code, output = command(train.main, "flip-flop-dense", "--validation-length", 33, "--work", tmp_path)
+    assert code == 2 and "length is 33, but must be an even number" in output
 
 
 def test_parameters_of_a_checkpoint_are_for_its_own_task_only():
@@ -189,8 +220,9 @@ def test_a_loss_that_is_not_finite_names_its_step(tmp_path):
     assert "nothing was saved yet" in output
 
 
-def test_text_takes_no_options_of_tasks(tmp_path):
-    code, output = command(train.main, "text", "--no-compile", "--layers", 2, "--work", tmp_path)
+@pytest.mark.parametrize("option", ["--layers", "--validation-length", "--validation-samples"])
+def test_text_takes_no_options_of_tasks(tmp_path, option):
+    code, output = command(train.main, "text", "--no-compile", option, 2, "--work", tmp_path)
     assert code == 2
     assert "leave out --set and what follows it" in output
 

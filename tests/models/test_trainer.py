@@ -121,6 +121,36 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path)
     )
 
 
+@pytest.mark.parametrize("stop_after", [None, 5, 8])
+@pytest.mark.parametrize(
+    ("best", "scores", "step"), [(max, (3, 7, 7, 5), 6), (min, (9, 8, 2, 4), 6), (max, (1, 2, 3, 4), 8)]
+)
+def test_the_best_validation_is_kept(tmp_path, best, scores, step, stop_after):
+    """The later of equals; a run that was killed keeps it, too."""
+    settings = replace(SETTINGS, steps=8, validate_every=2, save_every=2)
+    seen = {}
+
+    def validate_at(first):
+        found = iter(range(first, 9, 2))
+
+        def validate(model):
+            at = next(found)
+            seen[at] = {name: value.clone() for name, value in model.state_dict().items()}
+            return float(scores[at // 2 - 1])
+
+        return validate
+
+    model = new_model()
+    train(model, sample, validate_at(2), settings, tmp_path, stop_after, best=best)
+    if stop_after is not None:
+        model = new_model()
+        train(model, sample, validate_at(stop_after // 2 * 2 + 2), settings, tmp_path, best=best)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, seen[step][name], rtol=1e-3, atol=1e-4)  # float16 on the disk
+    if step != 8:
+        assert any((value - seen[8][name]).abs().max() > 1e-3 for name, value in model.state_dict().items())
+
+
 def test_a_run_with_other_settings_is_not_continued(tmp_path):
     run(tmp_path, stop_after=4)
     with pytest.raises(InputError, match="other settings"):
