@@ -68,9 +68,10 @@ class GraphOptions:
                 f"--kv-dtype {self.kv_dtype} needs Sharp's kernels, which --target portable leaves out; choose float16"
             )
         if target != "onnxruntime" and self.quantize:
+            engines = "; `sharp build` takes the model without it" if target == "tensorrt" else ""
             raise InputError(
                 f"--quantize {self.quantize} uses ONNX Runtime's own op MatMulNBits, which is not standard; "
-                f"leave --target {target} out"
+                f"leave --target {target} out{engines}"
             )
         types = ("float32", "float16") if self.quantize == "int4-128" else ("float32",)
         if self.quantize and self.dtype not in types:

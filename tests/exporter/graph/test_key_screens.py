@@ -45,7 +45,7 @@ def test_the_export_agrees_with_pytorch_in_both_runtimes(screened, norm, positio
     served = LLM(folder).generate(prompts, params)
     standard = LLM(folder, backend=BackendConfig(kernels=False)).generate(prompts, params)
     assert [one.token_ids for one in served] == [one.token_ids for one in standard]
-    # Engines get the model without.
+    # Engines of TensorRT-RTX get the model without.
     model = onnx.load(folder / "model.onnx")
     leave_out_key_screens(model)
     onnx.checker.check_model(model)

@@ -273,7 +273,7 @@ def test_learned_positions_end_the_context(sharp_export, tmp_path):
         (("--key-screen", "int8", "--kv-dtype", "fp8"), "--key-screen int8 is for --cache paged"),
         (("--target", "portable", "--quantize", "int4"), "--quantize int4 uses ONNX Runtime's own op MatMulNBits"),
         (("--dtype", "float16", "--quantize", "int4"), "--quantize int4 is for --dtype float32"),
-        (("--target", "tensorrt", "--quantize", "int8"), "leave --target tensorrt out"),
+        (("--target", "tensorrt", "--quantize", "int8"), "leave --target tensorrt out; `sharp build` takes the"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(checkpoint, sharp_export, tmp_path, options, message):
