@@ -27,9 +27,7 @@ CHECK_NORMALIZER = (
     "from sharp.plugins.cli import main; main(['check-normalizer', 'mine.py'])",
 )
 NO_FILE = (*SHARP, "generate", "none/there", "Hello")
-STATUS = re.compile(
-    r"\x1b\[\?25l.*\x1b\[2K", re.DOTALL
-)  # from a hidden cursor to an erased line
+STATUS = re.compile(r"\x1b\[\?25l.*\x1b\[2K", re.DOTALL)  # from a hidden cursor to an erased line
 NO_COMMAND = (*SHARP, "exprt")
 
 
