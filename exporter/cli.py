@@ -270,6 +270,7 @@ def export(
         console=console,
         disable=not console.is_terminal,
     ) as progress:
+        starting = progress.add_task("Loading PyTorch", total=None)
         began = time.monotonic()
 
         def phase(name: str, steps: int) -> Callable[[], None]:
@@ -297,6 +298,7 @@ def export(
         from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
         from sharp.plugins.manifest import NormParameter
 
+        progress.remove_task(starting)
         graph = {one.name: chosen.pop(one.name) for one in fields(GraphOptions)}
         settings = ExportSettings(
             norm=chosen.pop("norm"),

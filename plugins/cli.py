@@ -1,20 +1,25 @@
-"""The `sharp` command, and how every command of Sharp reports an error."""
+"""The `sharp` command, and how every command of Sharp reports errors and what it does."""
+
+from __future__ import annotations
 
 import errno
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import StringIO
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from sharp.plugins.errors import SharpError, VerificationError, is_panic
 from sharp.plugins.grouped_help import HELP, GroupedCommand
+
+if TYPE_CHECKING:  # rich takes as long to import as all else that `sharp -h` needs
+    from rich.status import Status
 
 
 class Lazy(NamedTuple):
@@ -96,6 +101,23 @@ def echo_error(error: click.ClickException | str) -> None:
 def colour() -> bool | None:
     """Whether click prints in colour: None is on terminals; never where the user says so (https://no-color.org)."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
+def status(text: str) -> AbstractContextManager[Status]:
+    """Show on a terminal's stderr what a command does, while it does it."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    return Console(stderr=True).status(escape(text))
+
+
+def announce(text: str) -> None:
+    """Say on a terminal's stderr what a command does, where log lines may come meanwhile."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 class _Main(click.Command):

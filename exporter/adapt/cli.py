@@ -148,6 +148,7 @@ def adapt(
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(SpinnerColumn(), *columns, console=console, disable=not console.is_terminal) as bars:
+        starting = bars.add_task("Loading PyTorch", total=None)
 
         def phase(name: str, steps: int) -> Callable[[], None]:
             if not console.is_terminal:
@@ -168,6 +169,7 @@ def adapt(
         from sharp.exporter.adapt.adapt import adapt as run
         from sharp.exporter.checkpoints.norm_options import NormOptions
 
+        bars.remove_task(starting)
         settings = AdaptSettings(
             norm=norm, norm_options=NormOptions(alpha=alpha), budget=seconds, layers=chosen_layers, **chosen
         )

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from sharp.exporter.checkpoints.path_checks import check_exists
-from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cli import SharpCommand, status
 from sharp.plugins.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing error
@@ -74,28 +74,29 @@ def fit_temperature(
     token of a text, or of the output that a task expects.
     """
     check_exists(checkpoint)  # before seconds of imports
-    import torch
+    with status(f"Reading {checkpoint}"):
+        import torch
 
-    from sharp.exporter.temperature.texts import find_texts
-    from sharp.models.checkpoint import read_checkpoint
-    from sharp.models.checkpoint_files import is_sharp_folder
-    from sharp.models.evaluation import check_output
-    from sharp.models.max_retrieval import MaxRetrieval
-    from sharp.models.plots import plot_temperature_fit
-    from sharp.models.temperature_data import find_data, find_points, measure_effect
-    from sharp.models.temperature_fit import LanguageModel, fit_polynomial
-    from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
+        from sharp.exporter.temperature.texts import find_texts
+        from sharp.models.checkpoint import read_checkpoint
+        from sharp.models.checkpoint_files import is_sharp_folder
+        from sharp.models.evaluation import check_output
+        from sharp.models.max_retrieval import MaxRetrieval
+        from sharp.models.plots import plot_temperature_fit
+        from sharp.models.temperature_data import find_data, find_points, measure_effect
+        from sharp.models.temperature_fit import LanguageModel, fit_polynomial
+        from sharp.models.temperature_preset import AdaptiveTemperature, TemperaturePreset, read_temperature
 
-    output = output or Path(f"{checkpoint.stem}.temperature.json")
-    check_output(output, (".json",))
-    torch.set_num_threads(threads)
-    model: MaxRetrieval | LanguageModel
-    if not (checkpoint.suffix == ".gguf" or (checkpoint.is_dir() and not is_sharp_folder(checkpoint))):
-        model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
-    elif parameters:
-        raise InputError("a text has no parameters; leave out --set")
-    else:
-        model, data = find_texts(checkpoint, lengths, text_file)
+        output = output or Path(f"{checkpoint.stem}.temperature.json")
+        check_output(output, (".json",))
+        torch.set_num_threads(threads)
+        model: MaxRetrieval | LanguageModel
+        if not (checkpoint.suffix == ".gguf" or (checkpoint.is_dir() and not is_sharp_folder(checkpoint))):
+            model, data = find_data(read_checkpoint(checkpoint), lengths, parameters, text_file)
+        elif parameters:
+            raise InputError("a text has no parameters; leave out --set")
+        else:
+            model, data = find_texts(checkpoint, lengths, text_file)
     samples = samples or data.usual_samples
     points = find_points(model, data, samples, seed, entropy_threshold)
     coefficients = fit_polynomial(points)

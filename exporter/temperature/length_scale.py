@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from sharp.exporter.checkpoints.path_checks import check_exists
-from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cli import SharpCommand, status
 from sharp.plugins.errors import InputError
 
 
@@ -49,18 +49,19 @@ def fit_length_scale(
     check_exists(checkpoint)
     if length <= onset:
         raise InputError(f"--length is {length}, but must be above --onset ({onset}): nothing is scaled up to there")
-    import numpy as np
-    import torch
-    from rich.progress import Progress
+    with status(f"Reading {checkpoint}"):
+        import numpy as np
+        import torch
+        from rich.progress import Progress
 
-    from sharp.exporter.temperature.texts import find_texts
-    from sharp.models.evaluation import check_output
-    from sharp.models.length_scale_fit import cross_entropies, fit_gammas, scale_points
+        from sharp.exporter.temperature.texts import find_texts
+        from sharp.models.evaluation import check_output
+        from sharp.models.length_scale_fit import cross_entropies, fit_gammas, scale_points
 
-    output = output or Path(f"{checkpoint.name}.length-scale.json")
-    check_output(output, (".json",))
-    torch.set_num_threads(threads)
-    model, data = find_texts(checkpoint, str(length), text_file)
+        output = output or Path(f"{checkpoint.name}.length-scale.json")
+        check_output(output, (".json",))
+        torch.set_num_threads(threads)
+        model, data = find_texts(checkpoint, str(length), text_file)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("fitting", total=3 * samples)
         points = scale_points(model, data.sample(samples, seed), onset, lambda: progress.advance(bar))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cli import SharpCommand, status
 from sharp.plugins.errors import VerificationError
 
 
@@ -15,10 +15,11 @@ def check_normalizer(file: Path) -> None:
 
     FILE is run. The exit code is 1 if a check fails.
     """
-    from sharp.plugins.custom.checks import run_checks
-    from sharp.plugins.custom.normalizer import in_file
+    with status(f"Loading {file}"):
+        from sharp.plugins.custom.checks import run_checks  # and torch
+        from sharp.plugins.custom.normalizer import in_file
 
-    custom = in_file(file)
+        custom = in_file(file)
     failed = 0
     for check in run_checks(custom):
         failed += bool(check.problem)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from sharp.plugins.cli import FailedVerification, SharpCommand
+from sharp.plugins.cli import FailedVerification, SharpCommand, status
 from sharp.plugins.errors import InputError
 
 
@@ -24,10 +24,13 @@ def doctor(folder: Path | None, as_json: bool) -> None:
     if folder is not None:
         _check_folder(folder, as_json)
         return
-    from sharp.plugins.doctor import diagnosis  # numpy, ONNX Runtime and what backends need: not for --help
+    with status("Looking at this machine") as shown:
+        from sharp.plugins.doctor import diagnosis  # numpy, ONNX Runtime and what backends need: not for --help
 
-    machine = diagnosis.describe()
-    found = [diagnosis.diagnose(backend) for backend in diagnosis.backends()]
+        machine, found = diagnosis.describe(), []
+        for backend in diagnosis.backends():
+            shown.update(f"Checking {backend.name}")
+            found.append(diagnosis.diagnose(backend))
     if as_json:
         click.echo(json.dumps({"machine": machine, "backends": [diagnosis.as_json(each) for each in found]}, indent=1))
     else:
@@ -47,7 +50,8 @@ def doctor(folder: Path | None, as_json: bool) -> None:
 def _check_folder(folder: Path, as_json: bool) -> None:
     from sharp.plugins.checksums import damaged_files
 
-    damaged = damaged_files(folder)
+    with status(f"Reading {folder}"):
+        damaged = damaged_files(folder)
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "damaged": damaged}, indent=1))
     if damaged:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sharp.plugins.cli import SharpCommand
+from sharp.plugins.cli import SharpCommand, status
 from sharp.plugins.output_file import check_can_write
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -57,7 +57,8 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
         prefix_cache=False,
         attention_interval=1,
     )
-    model, _, engine = load_model_folder(folder, backend, config)
+    with status(f"Loading {folder}"):
+        model, _, engine = load_model_folder(folder, backend, config)
     if model.tokenizer is None:
         raise InputError(f"{folder} has no tokenizer, so no text can be read; export it from a checkpoint with one")
     length = min(context, model.context_limit)
@@ -78,7 +79,8 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
                 for rows in engine.report().attention:
                     yield ranged(rows)
 
-    parts = list(sequences())
+    with status(f"Reading {len(ids)} tokens of {text}"):
+        parts = list(sequences())
     empty = np.zeros((model.manifest.layers, 0, model.manifest.q_heads))
     values = np.concatenate([empty, *(part for part, _ in parts)], axis=1)
     ranges = np.concatenate([np.zeros(0, np.int64), *(part for _, part in parts)])

@@ -136,7 +136,7 @@ def read_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
         name = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            message = "there is no such setting; sharp-serve --help lists them"
+            message = "there is no such setting; sharp-serve --help=all lists them"
         raise InputError(f"{name}: {message}" if name else message) from error
 
 
@@ -155,7 +155,7 @@ def _read_environment() -> dict[str, str]:
     names = {setting.variable: setting.name for setting in SERVER_SETTINGS}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in KNOWN_VARIABLES:
-            logger.warning("%s is no setting of sharp-serve; sharp-serve --help lists them", variable)
+            logger.warning("%s is no setting of sharp-serve; sharp-serve --help=all lists them", variable)
     return {names[variable.upper()]: value for variable, value in os.environ.items() if variable.upper() in names}
 
 

@@ -26,7 +26,8 @@ CHECK_NORMALIZER = (
     "sys.modules['sharp.plugins.custom.normalizer'] = Module(in_file=lambda file: Module(name='mine'))\n"
     "from sharp.plugins.cli import main; main(['check-normalizer', 'mine.py'])",
 )
-NO_FILE = (*SHARP, "doctor", "none")
+NO_FILE = (*SHARP, "generate", "none/there", "Hello")
+STATUS = re.compile(r"\x1b\[\?25l.*\x1b\[2K", re.DOTALL)  # from a hidden cursor to an erased line
 NO_COMMAND = (*SHARP, "exprt")
 
 
@@ -171,9 +172,11 @@ def test_a_misspelt_command_is_named() -> None:
 )
 def test_a_terminal_has_colours_and_no_color_turns_them_off(command: tuple[str, ...], coloured: str) -> None:
     code, shown = on_terminal(command)
+    shown = STATUS.sub("", shown)
     assert coloured in shown
     plain = shown.replace("\x1b[31m\x1b[1m", "").replace("\x1b[32m", "").replace("\x1b[0m", "")
-    assert on_terminal(command, NO_COLOR="1") == (code, plain)
+    without = on_terminal(command, NO_COLOR="1")
+    assert (without[0], STATUS.sub("", without[1])) == (code, plain)
     piped = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (piped.returncode, piped.stdout + piped.stderr) == (code, plain)
     assert "\x1b" not in plain
@@ -181,4 +184,4 @@ def test_a_terminal_has_colours_and_no_color_turns_them_off(command: tuple[str, 
 
 def test_an_error_on_a_terminal_is_one_sentence() -> None:
     code, shown = on_terminal(NO_FILE, NO_COLOR="1")
-    assert (code, shown.count("\n"), shown.startswith("Error: none ")) == (2, 1, True), shown
+    assert (code, shown.count("\n"), shown.startswith("Error: there is no folder ")) == (2, 1, True), shown

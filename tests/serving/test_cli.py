@@ -89,6 +89,16 @@ def test_generate_from_a_folder(counting):
     assert "From the sharpest head" in result.stderr
 
 
+def test_a_terminal_shows_what_is_loaded(counting):
+    arguments = (counting, "a", "--temperature", 0, "--max-tokens", 1)
+    shown = run(generate, *arguments, env={"TTY_COMPATIBLE": "1", "COLUMNS": "500"})
+    assert (shown.stdout, f"Loading {counting}" in shown.stderr) == ("b\n", True)
+    assert run(generate, *arguments).stderr == ""
+    served = run(serve, counting, "--host", "none.invalid", env={"TTY_COMPATIBLE": "1"})
+    assert served.stderr.startswith(f"Loading {counting}\n")
+    assert not run(serve, counting, "--host", "none.invalid").stderr.startswith("Loading")
+
+
 def test_generate_from_a_folder_that_is_not_there(tmp_path):
     result = run(generate, tmp_path / "smollm", "a")
     assert result.exit_code == 2

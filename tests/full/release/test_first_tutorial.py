@@ -1,6 +1,7 @@
 """The first tutorial, run from the wheel: the SmolLM2 that it exports gives Hugging Face's tokens."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +14,9 @@ from sharp.plugins.manifest import read_manifest
 from sharp.serving.text.chat_template import load_chat_template
 from sharp.serving.text.tokenizer import load_tokenizer
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.full.docs.tutorial_commands import run_tutorial
+from tests.full.docs.tutorial_commands import PAGES, run_tutorial
 from tests.full.end_to_end.commands import serve
-from tests.full.release.fresh_environment import environment
+from tests.full.release.fresh_environment import ROOT, environment, run
 
 PROMPTS = (
     "The capital of France is",
@@ -23,13 +24,19 @@ PROMPTS = (
     "Once upon a time, in a village by the sea,",
 )
 TOKENS = 64
+DEMONSTRATION = re.compile(r"^```\n(\$ sharp-export .*?)^```$", re.MULTILINE | re.DOTALL)
+BARS = re.compile(r"^✓ .*\n", re.MULTILINE)  # of progress, which only a terminal shows
+COMPLETION = re.compile(r"(?<=--seed 1\n).*?(?=Attention heads)", re.DOTALL)  # of random tokens
+CHECKPOINT = re.compile(r"\S*(?=text-ssa\.safetensors)")
+NUMBER = re.compile(r"\d[\d.:e+/-]*")
 
 
 @pytest.fixture(scope="module")
 def exported(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model folder that is left when the tutorial's commands have run and printed what it shows."""
     folder = tmp_path_factory.mktemp("tutorial")
-    bin_folder = environment(folder / "venv", wheel, "export,serve", pip=True)
+    (extras,) = re.findall(rf"pip install 'dist/{re.escape(wheel.name)}\[(\S+)\]'", PAGES["chat-and-heads"].read_text())
+    bin_folder = environment(folder / "venv", wheel, extras, pip=True)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"PATH": f"{bin_folder}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "120"}
     run_tutorial("chat-and-heads", folder / "work", variables)
@@ -95,3 +102,17 @@ def test_a_conversation_becomes_the_tokens_that_hugging_face_makes_of_it(exporte
     assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ours = load_tokenizer(exported, read_manifest(exported)).encode(text, special_tokens=False)
     assert ours == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+def test_the_demonstration_runs_outside_the_tree_and_prints_what_its_page_shows(exported, tmp_path):
+    python = exported.parents[1] / "venv" / "bin" / "python"
+    printed = run(python, "-m", "sharp.serving.demo", cwd=tmp_path, COLUMNS="200", NO_COLOR="1")
+    (shown,) = DEMONSTRATION.findall((ROOT / "docs" / "try.md").read_text())
+    assert words(printed) == words(BARS.sub("", shown))
+
+
+def words(text: str) -> list[str]:
+    """What is the same in every run: without numbers, and without where lines break."""
+    for part, same in ((COMPLETION, ""), (CHECKPOINT, ""), (NUMBER, "#")):
+        text = part.sub(same, text)
+    return text.split()

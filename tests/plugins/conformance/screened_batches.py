@@ -226,7 +226,7 @@ def entmax(z: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def check(batch: Batch, case: Case | None = None) -> None:
-    """Runs the batch, or `case` in its place, with the screen and without; both give the same bits, and the answer.
+    """Runs the batch, or `case` in its place, with the screen and without; both give the same bits, near the reference.
 
     Raises:
         AssertionError: an output or a statistic differs.

@@ -195,3 +195,10 @@ def test_without_onnx_it_still_describes_the_machine() -> None:
     [cpu] = [backend for backend in said["backends"] if backend["name"] == CPU]
     assert (cpu["status"], cpu["reason"]) == ("absent", "onnx is not installed: pip install 'sharp-attention[export]'")
     assert said["machine"]["processor"]
+
+
+def test_a_terminal_shows_which_backend_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "backends", lambda: (pretend(lambda output: output),))
+    shown = CliRunner().invoke(cli.doctor, [], env={"TTY_COMPATIBLE": "1"})
+    assert "Checking a backend" in shown.stderr
+    assert CliRunner().invoke(cli.doctor, []).stderr == ""
