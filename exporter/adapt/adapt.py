@@ -46,6 +46,7 @@ MEASURED_SHARE = 0.4  # of the time of training, what longer ones may take
 # A window of n tokens takes as long, in teacher, raw swap and student together, as training on n WINDOW_TOKENS
 # (1 + n / EVEN_LENGTH) tokens: SmolLM2 with entmax on a CPU, where n of 8,192 is four times its tokens.
 WINDOW_TOKENS, EVEN_LENGTH = 0.8, 2048
+WINDOWS_VERSION = 2  # of where the perplexities are measured: a run of another would compare two kinds
 EVALUATIONS = 10  # of the held-out text while training
 MEASURED_FILE = "before.json"  # teacher and raw swap, beside the state of a run
 WORK_FILES = {name + end for name in (STATE_FILE, MEASURED_FILE) for end in ("", ".partial")}
@@ -261,7 +262,7 @@ def _identity(student: Student, settings: AdaptSettings, text: Text, unlike: Ten
     for name in ("text", "held_out", "keep_adapter", "measure_speed", "device"):
         fields.pop(name)
     fields |= {"teacher": student.opened.sha256, "text": _digest(text.train), "unlike": _digest(unlike)}
-    fields["processes"] = processes
+    fields |= {"processes": processes, "windows": WINDOWS_VERSION}
     if student.described.scheme.normalizer == "adaptive_softmax":
         fields["temperature"] = student.described.temperature_coefficients
     return json.dumps(fields, sort_keys=True, default=str)
