@@ -22,13 +22,15 @@ from sharp.exporter.adapt import speed, state, training
 from sharp.exporter.adapt.adapt import AdaptSettings, adapt, measured_length
 from sharp.exporter.adapt.cli import adapt as command
 from sharp.exporter.adapt.recipe import Recipe
-from sharp.exporter.adapt.student import Student
+from sharp.exporter.adapt.student import Student, make_student
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.adapted_model import attention_norms
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
+from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
+from sharp.plugins.ops.torch_normalizers import attention_weights, entropy
 from tests.exporter.tiny_hugging_face import tiny
 from tests.full.fuzz.readers import write_gguf
 from tests.marks import full
@@ -246,6 +248,33 @@ def test_by_default_positions_go_on_to_the_models_context(teacher, text: Path, t
             logits = AutoModelForCausalLM.from_pretrained(folder)(ids).logits[0, 256:-1]
         expected = functional.cross_entropy(logits, ids[0, 257:]).exp().item()
         assert rows[-1]["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", [None, "icml2025", "icml2025-long"])
+def test_adaptive_temperature_begins_with_the_weights_of_softmax_in_the_usual_row(teacher, preset: str | None) -> None:
+    options = NormOptions(temperature_coefficients=preset)
+    student = make_student(teacher(), "adaptive-temperature", options, 4, None, 24, 0)
+    coefficients = student.described.temperature_coefficients
+    assert coefficients == TEMPERATURE_PRESETS[preset or "icml2025-long"]
+    factors = torch.cat([norm.log_scale.exp() for norm in attention_norms(student.model)])
+    logits = torch.linspace(-7.06, 7.06, 30, dtype=torch.float64)
+    divided = logits[None] * factors[:, None].detach()
+    assert entropy(divided.softmax(-1)) == pytest.approx(2.5, abs=0.03)
+    visible = torch.ones(30, dtype=torch.bool)
+    found = attention_weights("adaptive_softmax", divided, visible, temperature_coefficients=coefficients)
+    torch.testing.assert_close(found, logits.softmax(-1).expand_as(found), rtol=0.05, atol=1e-4)
+
+
+def test_a_run_with_another_polynomial_is_not_resumed(teacher, text: Path, tmp_path: Path) -> None:
+    path, output, published = teacher(), tmp_path / "student", NormOptions(temperature_coefficients="icml2025")
+    adapt(path, settings(text, "adaptive-temperature", tokens=48, norm_options=published), output, stop_after=1)
+    shared = (path, "--norm", "adaptive-temperature", "--text", text, "--held-out", text, "--length", 24)
+    shared = (*shared, "--tokens", 48, "--rank", 4, "-o", output)
+    refused = run(*shared)
+    assert refused.exit_code == 2 and "holds a run with other settings" in refused.output
+    assert run(*shared, "--temperature-coefficients", "icml2025").exit_code == 0
+    written = json.loads((output / "config.json").read_text())["sharp"]
+    assert written["temperature_coefficients"] == list(TEMPERATURE_PRESETS["icml2025"])
 
 
 def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:

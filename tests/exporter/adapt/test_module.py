@@ -15,6 +15,7 @@ from sharp.exporter.adapt.training import Progress
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
+from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
 from tests.marks import full
 
@@ -22,7 +23,9 @@ TOKENS = torch.randint(97, 123, (512,), generator=torch.Generator().manual_seed(
 SHORT = {"length": 24, "batch": 2, "steps": 12, "rank": 4}
 
 
-@pytest.mark.parametrize("norm", ["ssa", full("asentmax"), full("entmax"), full("ssmax"), full("sentmax")])
+@pytest.mark.parametrize(
+    "norm", ["ssa", full("asentmax"), full("entmax"), full("ssmax"), full("sentmax"), "adaptive-temperature"]
+)
 def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str) -> None:
     module = gpt.GPT(gpt.alibi).train()
     for attention in module.attention:  # so that weights differ by token
@@ -40,7 +43,10 @@ def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str
     inputs = (torch.zeros(1, 9, dtype=torch.int64),)
     result = sharp.export(module, inputs, **adapted.export_options, output=tmp_path / "out")
     assert result.verification.passed
-    assert (read_manifest(tmp_path / "out").norm.name, result.manifest.norm.trained) == (norm, True)
+    written = read_manifest(tmp_path / "out").norm
+    assert (written.name, result.manifest.norm.trained) == (norm, True)
+    if norm == "adaptive-temperature":
+        assert written.temperature_coefficients == TEMPERATURE_PRESETS["icml2025-long"]
 
 
 def test_the_module_with_the_norm_in_its_code_diverges_by_what_is_returned() -> None:
