@@ -2,6 +2,7 @@
 
 python -m bench.adapt quality MODEL --norm entmax --tokens 60000 --output bench/results/adapt_entmax.json
 python -m bench.adapt walk MODEL --norm entmax --steps 100 --output bench/results/adapt_walk_entmax.json
+python -m bench.adapt temperature MODEL --output bench/results/adapt_temperature.json
 python -m bench.adapt decode MODEL STUDENT --output bench/results/adapt_decode.json
 python -m bench.adapt memory --output bench/results/adapt_memory.json
 """
@@ -50,15 +51,16 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
 
 @main.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--norm", type=click.Choice(["entmax", "ssa", "adaptive-temperature"]), default="entmax")
+@click.option("--norm", type=click.Choice(["entmax", "ssa"]), default="entmax")
 @click.option("--steps", default=100, show_default=True)
 @click.option("--output", "out", type=click.Path(path_type=Path))
 def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     """Train MODEL twice from the same start: with the norm from the first step, and on a path to it from softmax."""
     from sharp.exporter.adapt.figures import token_losses, windows_of
+    from sharp.exporter.adapt.recipe import Recipe
     from sharp.exporter.adapt.student import make_student
     from sharp.exporter.adapt.text import encode, read_text
-    from sharp.exporter.adapt.training import Progress, Recipe, train
+    from sharp.exporter.adapt.training import Progress, train
     from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
     from sharp.exporter.verification.perplexity import licence, perplexity
 
@@ -96,6 +98,47 @@ def walk_on(student: Any, share: float) -> None:
         n = 16 ** (1 - way) * 2**way
         for one in attention_norms(student.model):
             one.head_parameters.fill(2 / n, n)
+
+
+@main.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--length", default=1024, show_default=True)
+@click.option("--output", "out", type=click.Path(path_type=Path))
+def temperature(model: Path, length: int, out: Path | None) -> None:
+    """Perplexity by position of MODEL, which is not trained, with each polynomial: with its own logits, and divided."""
+    from dataclasses import replace
+
+    from sharp.exporter.adapt.figures import along_context
+    from sharp.exporter.adapt.student import make_student
+    from sharp.exporter.adapt.text import encode
+    from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
+    from sharp.exporter.verification.perplexity import licence
+    from sharp.models.adapted_model import attention_norms
+    from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
+
+    student = make_student(model, "adaptive-temperature", NO_OPTIONS, 1, None, LENGTH, 0)
+    opened = student.opened
+    content = licence().read_text(encoding="utf-8")
+    text = encode(content, opened.tokenizer, student.decoder.config.vocab_size, "licence")
+    norms = attention_norms(student.model)
+    starts = [norm.log_scale.detach().clone() for norm in norms if norm.log_scale is not None]
+    rows: list[dict[str, Any]] = []
+
+    def measure(**subject: Any) -> None:
+        rows.append({**subject, "by_position": along_context(student, text, length, length)})
+        print(rows[-1], flush=True)
+
+    with student.teacher():
+        measure(polynomial="softmax", divided=False)
+    for divided in (True, False):
+        for norm, start in zip(norms, starts, strict=True):
+            assert norm.log_scale is not None
+            norm.log_scale.data.copy_(start * divided)
+        for name in ("icml2025", "icml2025-long"):
+            for norm in norms:
+                norm.described = replace(student.described, temperature_coefficients=TEMPERATURE_PRESETS[name])
+            measure(polynomial=name, divided=divided)
+    write(out, {**header("adapt_temperature", PACKAGES), "model": model.name, "rows": rows})
 
 
 @main.command()

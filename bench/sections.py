@@ -311,6 +311,21 @@ def adapt_walk(result: Row) -> Iterator[str]:
     yield from table(columns, result["rows"])
 
 
+def adapt_temperature(result: Row) -> Iterator[str]:
+    """A line per polynomial: perplexity by the position in the context."""
+    yield f"{result['model']}, not trained; logits divided by the factor of the usual row, or the model's own."
+    yield ""
+    rows = [
+        {"polynomial": row["polynomial"], "logits": "divided" if row["divided"] else "own", **_by_position(row)}
+        for row in result["rows"]
+    ]
+    yield from table({name: field(name) for name in rows[0]}, rows)
+
+
+def _by_position(row: Row) -> dict[str, str]:
+    return {f"{one['from']} to {one['to'] - 1}": f"{one['perplexity']:.2f}" for one in row["by_position"]}
+
+
 def adapt_memory(result: Row) -> Iterator[str]:
     """A line per attention function: memory of a forward and backward pass."""
     columns = {"attention": field("subject"), "tokens": field("tokens"), "MiB": field("mib", ".1f")}

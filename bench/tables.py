@@ -66,6 +66,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "adapt": ("Softmax models adapted to another norm", sections.adapt),
     "adapt_decode": ("Decoding of an adapted model", sections.adapt_decode),
     "adapt_walk": ("A path from softmax to the norm beside the norm from the first step", sections.adapt_walk),
+    "adapt_temperature": ("Adaptive temperatures without training", sections.adapt_temperature),
     "adapt_memory": ("Memory of normalized_attention's forward and backward pass", sections.adapt_memory),
     "certified": ("Reads for a certified error, where no weight is zero (study)", sections.certified),
     "routing": ("Prefix routing (simulation)", sections.routing),

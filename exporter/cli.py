@@ -156,7 +156,8 @@ COMMON = (
 @click.option(
     "--temperature-coefficients",
     metavar="FILE",
-    help="The polynomial of norm adaptive-temperature: a file of sharp fit-temperature, icml2025 or arxiv2024.  "
+    help="The polynomial of norm adaptive-temperature: a file of sharp fit-temperature, icml2025, arxiv2024 or "
+    "icml2025-long.  "
     "[default: the checkpoint's, which is icml2025 unless it says another]",
 )
 @click.option(

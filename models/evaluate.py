@@ -72,7 +72,7 @@ def parse_sweep(text: str) -> Sweep | None:
     "--temperature-coefficients",
     "preset",
     metavar="FILE",
-    help="Adapt it by this polynomial: a file of sharp fit-temperature, icml2025 or arxiv2024.",
+    help="Adapt it by this polynomial: a file of sharp fit-temperature, icml2025, arxiv2024 or icml2025-long.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to run.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")

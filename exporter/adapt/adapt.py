@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sharp.exporter.adapt.figures import (
-    by_position,
+    along_context,
     head_figures,
     needle_lengths,
     retrieval,
@@ -25,19 +25,13 @@ from sharp.exporter.adapt.figures import (
     windows_of,
 )
 from sharp.exporter.adapt.processes import Processes, join
+from sharp.exporter.adapt.recipe import Recipe
 from sharp.exporter.adapt.report import write_report
 from sharp.exporter.adapt.speed import decode_speed
+from sharp.exporter.adapt.state import STATE_FILE, read_state, state_of
 from sharp.exporter.adapt.student import Student, check_norm, finish, make_student
 from sharp.exporter.adapt.text import Text, encode, read_text
-from sharp.exporter.adapt.training import (
-    STATE_FILE,
-    Progress,
-    Recipe,
-    memory_error,
-    read_state,
-    seconds_per_token,
-    train,
-)
+from sharp.exporter.adapt.training import Progress, memory_error, seconds_per_token, train
 from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.checkpoints.path_checks import check_adaptable
 from sharp.exporter.staging import Staging, remove_stale
@@ -47,7 +41,12 @@ from sharp.models.tasks.scoring import memory_of
 from sharp.plugins.errors import InputError, NotFoundError, SharpError
 
 LONG_SHARE = 0.5  # of the tokens of a long stage, in sequences of the model's context
-MEASURED = 4  # times the length of training, the longest context of the perplexities by position
+MEASURED = 4  # times the length of training, the least context of the perplexities by position
+MEASURED_SHARE = 0.4  # of the time of training, what longer ones may take
+# A window of n tokens takes as long, in teacher, raw swap and student together, as training on n WINDOW_TOKENS
+# (1 + n / EVEN_LENGTH) tokens: SmolLM2 with entmax on a CPU, where n of 8,192 is four times its tokens.
+WINDOW_TOKENS, EVEN_LENGTH = 0.8, 2048
+WINDOWS_VERSION = 2  # of where the perplexities are measured: a run of another would compare two kinds
 EVALUATIONS = 10  # of the held-out text while training
 MEASURED_FILE = "before.json"  # teacher and raw swap, beside the state of a run
 WORK_FILES = {name + end for name in (STATE_FILE, MEASURED_FILE) for end in ("", ".partial")}
@@ -62,7 +61,8 @@ class AdaptSettings:
         text: files and folders.
         budget: the time of training in seconds.
         layers: the first and the last whose projections are adapted; None: all.
-        measure_length: the longest context of the perplexities by position; None: four times `length`.
+        measure_length: the longest context of the perplexities by position; None: as far as the model goes, or two
+            fifths of the time of training, and four times `length` at least.
     """
 
     norm: str
@@ -158,14 +158,14 @@ def adapt(
     unlike = _unlike_text(settings, student)
     nn.Module.to(student.model, device)
     identity = _identity(student, settings, text, unlike[1], processes.count)
-    state = read_state(work)
-    if state is not None and state.identity != identity:
-        raise InputError(f"{work} holds a run with other settings; remove it, or choose another folder with -o")
+    state = state_of(work, identity)
     try:
         recipe = state.recipe if state is not None else _recipe(settings, student, text, long_length, processes)
         work.mkdir(parents=True, exist_ok=True)
-        longest = min(config.max_context, settings.measure_length or max(MEASURED * settings.length, long_length))
-        measure = partial(_measure, student, settings.length, longest, text, unlike)
+        longest = settings.measure_length or measured_length(
+            recipe, config.max_context, (len(text.held_out), len(unlike[1]))
+        )
+        measure = partial(_measure, student, settings.length, min(config.max_context, longest), text, unlike)
         before = _measure_before(work, student, measure, phase) if processes.first else {}
         done = 0 if state is None else state.step
         going_on = f", of which {done} are done" if done else ""
@@ -262,7 +262,9 @@ def _identity(student: Student, settings: AdaptSettings, text: Text, unlike: Ten
     for name in ("text", "held_out", "keep_adapter", "measure_speed", "device"):
         fields.pop(name)
     fields |= {"teacher": student.opened.sha256, "text": _digest(text.train), "unlike": _digest(unlike)}
-    fields["processes"] = processes
+    fields |= {"processes": processes, "windows": WINDOWS_VERSION}
+    if student.described.scheme.normalizer == "adaptive_softmax":
+        fields["temperature"] = student.described.temperature_coefficients
     return json.dumps(fields, sort_keys=True, default=str)
 
 
@@ -279,6 +281,22 @@ def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: 
     short_steps = max(1, (tokens - long_steps * long_length * long_batch) // (batch * length))
     steps, longest = short_steps + long_steps, long_length if long_steps else 0
     return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed)
+
+
+def measured_length(recipe: Recipe, context: int, texts: Sequence[int]) -> int:
+    """The longest context of the perplexities by position, in texts of so many tokens.
+
+    The model's, where that takes two fifths of the time of training at most. No clock is read, so a run that is resumed
+    has the same windows.
+    """
+    longest = max(MEASURED * recipe.length, recipe.long_length)
+    while longest < context:
+        longer = min(2 * longest, context)
+        windows = [min(longer, text) for text in texts]
+        if sum(WINDOW_TOKENS * one * (1 + one / EVEN_LENGTH) for one in windows) > MEASURED_SHARE * recipe.tokens:
+            break
+        longest = longer
+    return min(longest, context)
 
 
 def _measure_before(work: Path, student: Student, measure: Callable[..., Measured], phase: Phase) -> Measured:
@@ -316,7 +334,7 @@ def _measure(
     for name, tokens in (("held_out", text.held_out), ("unlike", unlike[1])):
         short = token_losses(student, windows_of(tokens, length))
         found[name] = {"perplexity": perplexity(short), "length": short.shape[1] + 1, "tokens": short.numel()}
-        found[name]["by_position"] = by_position(token_losses(student, windows_of(tokens, longest, 2)))
+        found[name]["by_position"] = along_context(student, tokens, MEASURED * length, longest)
     heads = head_figures(student, unlike[1])
     found["heads"] = {"entropy": heads.entropy, "support": heads.support}
     found["mean_entropy"], found["mean_support"] = heads.mean_entropy, heads.mean_support

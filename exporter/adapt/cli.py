@@ -74,7 +74,13 @@ GROUPS = {
     "ssmax-bias or assmax.",
 )
 @click.option(
-    "--alpha", type=float, metavar="A", help="Alpha of entmax, sentmax, asentmax: above 1, at most 4.  [default: 1.5]"
+    "--alpha", type=float, metavar="A", help="Alpha of entmax, sentmax, asentmax: above 1, at most 64.  [default: 1.5]"
+)
+@click.option(
+    "--temperature-coefficients",
+    metavar="FILE",
+    help="The polynomial of adaptive-temperature: a file of sharp fit-temperature, icml2025, arxiv2024 or "
+    "icml2025-long.  [default: icml2025-long]",
 )
 @click.option(
     "--text",
@@ -114,7 +120,8 @@ GROUPS = {
     "--measure-length",
     type=int,
     metavar="TOKENS",
-    help="Longest context of the perplexities by position, at most the model's.  [default: 4 times --length]",
+    help="Longest context of the perplexities by position, at most the model's.  [default: as far as two fifths of "
+    "the time of training go, 4 times --length at least]",
 )
 @click.option(
     "--measure-speed",
@@ -129,6 +136,7 @@ def adapt(
     model: Path,
     norm: str,
     alpha: float | None,
+    temperature_coefficients: str | None,
     budget: str | None,
     layers: str | None,
     output: Path | None,
@@ -170,9 +178,8 @@ def adapt(
         from sharp.exporter.checkpoints.norm_options import NormOptions
 
         bars.remove_task(starting)
-        settings = AdaptSettings(
-            norm=norm, norm_options=NormOptions(alpha=alpha), budget=seconds, layers=chosen_layers, **chosen
-        )
+        options = NormOptions(alpha=alpha, temperature_coefficients=temperature_coefficients)
+        settings = AdaptSettings(norm=norm, norm_options=options, budget=seconds, layers=chosen_layers, **chosen)
         report = run(model, settings, folder, phase, on_step)
     if quiet or report is None:
         return

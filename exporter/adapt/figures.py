@@ -42,13 +42,26 @@ def token_losses(student: Student, windows: Tensor) -> Tensor:
     return torch.stack(losses).cpu()
 
 
-def by_position(losses: Tensor) -> list[dict[str, float]]:
-    """Perplexity of the tokens at positions [64, 128), [128, 256) and so on; the first entry begins at 1."""
-    rows, start = [], 0
-    end = min(64, losses.shape[1])
+def by_position(losses: Tensor, start: int = 0) -> list[dict[str, float]]:
+    """Perplexity of the tokens behind the first `start`, in rows that end at positions 64, 128, 256 and so on.
+
+    The first row is no shorter than half of `start`.
+    """
+    rows, end = [], 64
     while start < losses.shape[1]:
-        rows.append({"from": start + 1, "to": end + 1, "perplexity": perplexity(losses[:, start:end])})
-        start, end = end, min(2 * end, losses.shape[1])
+        while 2 * end < 3 * start:
+            end *= 2
+        last = min(end, losses.shape[1])
+        rows.append({"from": start + 1, "to": last + 1, "perplexity": perplexity(losses[:, start:last])})
+        start, end = last, 2 * end
+    return rows
+
+
+def along_context(student: Student, tokens: Tensor, usual: int, longest: int) -> list[dict[str, float]]:
+    """Perplexity by position: of two windows of `usual` tokens, and behind these of one of `longest`."""
+    rows = by_position(token_losses(student, windows_of(tokens, min(usual, longest), 2)))
+    if min(longest, len(tokens)) > usual:
+        rows += by_position(token_losses(student, windows_of(tokens, longest, 1)), usual - 1)
     return rows
 
 

@@ -4,10 +4,12 @@ The module's program is teacher and student in one (`sharp.exporter.programs`): 
 student has the norm in its place, its parameters, and low-rank additions to the matrices of linear layers.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from sharp.exporter.adapt.student import SSA_START, check_norm
-from sharp.exporter.adapt.training import Progress, Recipe, alpha_at, batch_at, temperature_at
+from sharp.exporter.adapt.recipe import Recipe, alpha_at, batch_at, temperature_at
+from sharp.exporter.adapt.state import state_of
+from sharp.exporter.adapt.student import SSA_START, check_norm, with_start_values
+from sharp.exporter.adapt.training import Progress, descend
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.matrix_products import product_shapes
@@ -27,7 +31,7 @@ from sharp.exporter.programs.reading import ProgramOptions, read_program, with_n
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.normalized_attention import normalized_attention
 from sharp.models.norms import Norm, SsaParameters, get_norm
-from sharp.plugins.errors import InputError, SharpError
+from sharp.plugins.errors import InputError
 
 HELD_OUT = 0.1  # of the tokens, at their end
 MEASURED = 8  # sequences
@@ -58,6 +62,7 @@ def adapt_module(
     steps: int = 400,
     rank: int = 16,
     seed: int = 0,
+    state: Path | str | None = None,
     on_step: Callable[[Progress], None] = lambda _progress: None,
 ) -> AdaptedModule:
     """Distil `module`, a causal language model with softmax attention, into one with another norm, on the CPU.
@@ -75,13 +80,16 @@ def adapt_module(
         steps: of training.
         rank: of what is added to the matrices of linear layers.
         seed: of the sequences and of the start values.
+        state: a folder where the run is saved as it goes; with the same arguments a run that was killed goes on from
+            there, to the same result. It is left, for you to remove.
         on_step: called after every step.
 
     Raises:
-        InputError: the norm, the tokens or the module cannot be used.
+        InputError: the norm, the tokens or the module cannot be used, or `state` is of another run or not writable.
         SharpError: the loss is not finite any more.
     """
-    check_norm(norm, NormOptions(alpha=alpha))
+    chosen = with_start_values(norm, NormOptions(alpha=alpha))
+    check_norm(norm, chosen)
     for name, value in (("length", length), ("batch", batch), ("steps", steps), ("rank", rank)):
         if value < 1 + (name == "length"):
             raise InputError(f"{name} is {value}, but must be at least {1 + (name == 'length')}")
@@ -106,14 +114,19 @@ def adapt_module(
     recipe = Recipe(steps, length, batch, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = _Student(teacher, norm, alpha, rank)
+        student = _Student(teacher, norm, chosen, rank)
     windows = tokens[len(tokens) - held_out :].unfold(0, length, length)[:MEASURED]
     raw = student.measure(windows)
-    _train(student, tokens[: len(tokens) - held_out], recipe, on_step)
+    folder, identity = None, ""
+    if state is not None:
+        folder, identity = Path(state), _identity(module, tokens, student, norm, rank, recipe)
+        state_of(folder, identity)  # is of this run
+    _train(student, tokens[: len(tokens) - held_out], recipe, on_step, folder, identity)
     adapted = student.measure(windows)
     student.merge_into(module)
     options = {"norm": norm, "trained_norm": True, "norm_parameters": student.norm_parameters()}
-    return AdaptedModule(options if alpha is None else options | {"alpha": alpha}, raw, adapted)
+    options |= {name: value for name, value in vars(chosen).items() if value is not None}
+    return AdaptedModule(options, raw, adapted)
 
 
 class _LowRank(nn.Module):
@@ -132,12 +145,10 @@ class _LowRank(nn.Module):
 class _Student:
     """A program with another norm; `teacher` is the same program as it was."""
 
-    def __init__(self, teacher: ProgramDecoder, norm: str, alpha: float | None, rank: int) -> None:
+    def __init__(self, teacher: ProgramDecoder, norm: str, options: NormOptions, rank: int) -> None:
         self.teacher, program = teacher, teacher.program
         given = ProgramOptions(norm_parameters=_start(get_norm(norm)))
-        self.config, self.parameters = with_norm(
-            *(program, teacher.attention, teacher.config, norm, NormOptions(alpha=alpha), given)
-        )
+        self.config, self.parameters = with_norm(*(program, teacher.attention, teacher.config, norm, options, given))
         self.alpha, self.coefficients = self.config.alpha, self.config.temperature_coefficients
         self.ssa = nn.ModuleList(
             SsaParameters(self.config.q_heads) for _ in range(self.config.layers if norm == "ssa" else 0)
@@ -157,7 +168,15 @@ class _Student:
             parametrize.register_parametrization(program, name, added)
         self.parameters.scales.requires_grad_()
         self.norms = [*self.ssa.parameters(), *self.parameters.scales.parameters()]
-        self.adapters = [one for added in self.matrices.values() for one in added.parameters()]
+
+    def learned(self) -> dict[str, nn.Parameter]:
+        """Everything that is trained, by name; those of adapters begin with "matrices."."""
+        adapters = {
+            f"matrices.{name}.{part}": one
+            for name, added in self.matrices.items()
+            for part, one in added.named_parameters()
+        }
+        return adapters | {f"norms.{index}": one for index, one in enumerate(self.norms)}
 
     @contextmanager
     def at(self, share: float) -> Iterator[None]:
@@ -254,20 +273,30 @@ def _start(norm: Norm) -> dict[str, Any]:
     return {}
 
 
-def _train(student: _Student, tokens: Tensor, recipe: Recipe, on_step: Callable[[Progress], None]) -> None:
-    rates = (recipe.adapter_rate, recipe.norm_rate)
-    groups = [{"params": student.adapters, "lr": rates[0]}, {"params": student.norms, "lr": rates[1]}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
-    learned = [*student.adapters, *student.norms]
-    for step in range(recipe.steps):
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * recipe.rate_at(step)
+def _identity(module: nn.Module, tokens: Tensor, student: _Student, norm: str, rank: int, recipe: Recipe) -> str:
+    """What two runs must share for one to continue the other."""
+    digest = hashlib.sha256(tokens.numpy().tobytes())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode() + tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    fields = {"digest": digest.hexdigest(), "norm": norm, "alpha": student.alpha, "rank": rank}
+    fields["temperature"] = student.coefficients
+    return json.dumps(fields | asdict(recipe), sort_keys=True)
+
+
+def _train(
+    student: _Student,
+    tokens: Tensor,
+    recipe: Recipe,
+    on_step: Callable[[Progress], None],
+    folder: Path | None,
+    identity: str,
+) -> None:
+    def losses_of(step: int) -> tuple[float, float]:
         with student.at(step / recipe.steps):
             loss = student.divergence(batch_at(recipe, tokens, step))
-            loss.backward()
-        length = nn.utils.clip_grad_norm_(learned, recipe.clip)
-        if not (loss.isfinite() and length.isfinite()):
-            raise SharpError(f"the loss is not finite at step {step}; try another seed or a larger batch")
-        optimizer.step()
-        optimizer.zero_grad()
-        on_step(Progress(step + 1, recipe.steps, loss.item(), loss.item(), 0.0, 0.0))
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own has no types
+        return loss.item(), 0.0
+
+    learned = student.learned()
+    adapters = {name for name in learned if name.startswith("matrices.")}
+    descend(learned, adapters, recipe, losses_of, on_step, folder, identity)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
@@ -32,6 +33,8 @@ from sharp.models.adapted_model import (
 from sharp.plugins.errors import InputError
 
 NORMS = ("entmax", "sparsemax", "sentmax", "asentmax", "ssa", "adaptive-temperature", "ssmax", "ssmax-bias", "assmax")
+TEMPERATURE = "icml2025-long"  # the published polynomial is 1 again beyond 5.94 nats, which long contexts have
+USUAL_ENTROPY = 2.5  # nats, of the mean head of SmolLM2 on 256 tokens and more
 SSA_START = (1.0, 2.0)  # b and n: nearer to softmax's e^z than the paper's 1 and 1.5
 FOLD_ERROR = 1e-3  # of the largest logit; rounding is far below, a projection that is normalized far above
 
@@ -84,6 +87,13 @@ def check_norm(norm: str, options: NormOptions) -> None:
     options.check(norm)
 
 
+def with_start_values(norm: str, options: NormOptions) -> NormOptions:
+    """`options` with what models are adapted to where the user says nothing and the norm's own value is another."""
+    if norm == "adaptive-temperature" and options.temperature_coefficients is None:
+        return replace(options, temperature_coefficients=TEMPERATURE)
+    return options
+
+
 def make_student(
     path: Path, norm: str, options: NormOptions, rank: int, layers: range | None, length: int, seed: int
 ) -> Student:
@@ -107,7 +117,8 @@ def make_student(
     if length > config.max_context:
         raise InputError(f"--length is {length}, but the model's context is {config.max_context}; choose less")
     modules = find_attention(model)
-    chosen = replace(config, **{"norm": norm, "alpha": 0.0, **options.config_fields()})
+    fields = with_start_values(norm, options).config_fields()
+    chosen = replace(config, **{"norm": norm, "alpha": 0.0, **fields})
     described = AdaptedNorm(
         norm,
         modules,
@@ -145,6 +156,11 @@ def _start(model: nn.Module, options: NormOptions) -> None:
     )
     for norm in attention_norms(model):
         scale = norm.query_scale
+        if norm.described.scheme.normalizer == "adaptive_softmax":
+            # Logits are divided by what the usual row is sharpened by.
+            factor = float(np.polyval(norm.described.temperature_coefficients, USUAL_ENTROPY))
+            assert norm.log_scale is not None
+            norm.log_scale.fill_(-math.log(max(1.0, factor)))
         if norm.head_parameters is not None:
             norm.head_parameters.fill(b, n)
         if scale is None:

@@ -1,72 +1,30 @@
 """The distillation: deterministic, saved as it goes, and resumed to the same weights."""
 
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sharp.exporter.adapt.processes import ALONE, Processes
+from sharp.exporter.adapt.recipe import Recipe, alpha_at, batch_at
+from sharp.exporter.adapt.state import RunState, load_state, read_state, save_state
 from sharp.exporter.adapt.student import Student
 from sharp.models.adapted_model import attention_norms
 from sharp.plugins.errors import InputError, SharpError
 
-STATE_FILE = "state.safetensors"
 LOGITS_ROWS = 128  # tokens whose logits exist at once: of a large vocabulary, a gigabyte for a whole sequence
 MOST_LOGITS = 2**25
 SAVE_SECONDS = 30.0
 CHECKPOINTED_LENGTH = 2048  # from here on activations are computed again in the backward pass
 PROBE_STEPS = 2
-FIRST_ALPHA = 1.05  # of entmax on the path from softmax
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train; a run is resumed only with the recipe that it was started with.
-
-    `long_steps` of the `steps` read `long_batch` sequences of `long_length` tokens, the others `batch` of `length`.
-    The long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing. All
-    processes together read a batch.
-    """
-
-    steps: int
-    length: int
-    batch: int
-    long_steps: int = 0
-    long_length: int = 0
-    long_batch: int = 1
-    seed: int = 0
-    path: bool = True  # entmax and adaptive temperature are reached from softmax, not there from the first step
-    adapter_rate: float = 1e-3
-    norm_rate: float = 2e-2
-    warmup: int = 10
-    clip: float = 1.0
-
-    def shape_at(self, step: int) -> tuple[int, int]:
-        """Sequences and tokens of a step."""
-        before, after = (count * self.long_steps // self.steps for count in (step, step + 1))
-        return (self.long_batch, self.long_length) if after > before else (self.batch, self.length)
-
-    def rate_at(self, step: int) -> float:
-        """The share of the learning rates: a linear warm-up times half a cosine."""
-        return min(1.0, (step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole run."""
-        short = (self.steps - self.long_steps) * self.length * self.batch
-        return short + self.long_steps * self.long_length * self.long_batch
 
 
 @dataclass(frozen=True)
@@ -79,14 +37,6 @@ class Progress:
     divergence: float  # KL in nats per token
     hidden_error: float
     seconds: float
-
-
-def batch_at(recipe: Recipe, tokens: Tensor, step: int) -> Tensor:
-    """The sequences int64 [batch, length] of a step: they depend on seed and step alone."""
-    batch, length = recipe.shape_at(step)
-    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-    starts = torch.randint(len(tokens) - length + 1, (batch,), generator=generator).tolist()
-    return torch.stack([tokens[start : start + length] for start in starts])
 
 
 def backward(student: Student, input_ids: Tensor, share: float) -> tuple[float, float]:
@@ -164,27 +114,6 @@ def _checkpoint_layers(model: nn.Module, checkpointed: bool) -> None:
         layer.training = checkpointed
 
 
-def alpha_at(share: float, target: float) -> float:
-    """Entmax's alpha of a step before which this `share` of the run lies.
-
-    It grows from near 1, where entmax is softmax, to its own in the middle of the run. After 100 steps on SmolLM2 the
-    perplexity was 4 % below that of alpha 1.5 from the first step on (bench/results/adapt_walk_entmax.json).
-    """
-    return FIRST_ALPHA + (target - FIRST_ALPHA) * min(1.0, 2 * share)
-
-
-def temperature_at(share: float, target: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients of the adaptive temperature, highest power first, of a step before which this `share` lies.
-
-    With p for the polynomial of the norm, that of the step is 1 + w (p - 1), where w grows from 0 to 1 in the first
-    half of the run: softmax first. On SmolLM2 the perplexities were 1 and 5 % below those without a path
-    (bench/results/adapt_walk_adaptive_temperature.json).
-    """
-    way = min(1.0, 2 * share)
-    *higher, last = target
-    return (*(way * one for one in higher), 1 + way * (last - 1))
-
-
 @contextmanager
 def on_the_path(student: Student, share: float) -> Iterator[None]:
     """The student with the norm of a step before which this `share` of the run lies; some norms have no path."""
@@ -192,8 +121,6 @@ def on_the_path(student: Student, share: float) -> Iterator[None]:
     present = target
     if target.scheme.normalizer == "entmax":
         present = replace(target, alpha=alpha_at(share, target.alpha))
-    elif target.scheme.normalizer == "adaptive_softmax":
-        present = replace(target, temperature_coefficients=temperature_at(share, target.temperature_coefficients))
     norms = attention_norms(student.model)
     for norm in norms:
         norm.described = present
@@ -224,28 +151,58 @@ def train(
         SharpError: the loss is not finite any more.
     """
     learned = student.learned()
-    adapters = [one for name, one in learned.items() if "lora_" in name]
-    norms = [one for name, one in learned.items() if "lora_" not in name]
-    groups = [{"params": adapters, "lr": recipe.adapter_rate}, {"params": norms, "lr": recipe.norm_rate}]
+    adapters = {name for name in learned if "lora_" in name}
+
+    def losses_of(step: int) -> tuple[float, float]:
+        with on_the_path(student, step / recipe.steps if recipe.path else 1.0):
+            return train_step(student, processes.share(batch_at(recipe, tokens, step)))
+
+    descend(learned, adapters, recipe, losses_of, on_step, folder, identity, stop_after, processes)
+
+
+def descend(
+    learned: dict[str, nn.Parameter],
+    adapters: Collection[str],
+    recipe: Recipe,
+    losses_of: Callable[[int], tuple[float, float]],
+    on_step: Callable[[Progress], None],
+    folder: Path | None,
+    identity: str,
+    stop_after: int | None = None,
+    processes: Processes = ALONE,
+) -> None:
+    """Minimize what `losses_of` a step returns the parts of, after it has added the gradients of `learned`.
+
+    The parameters named in `adapters` have the recipe's rate for adapters, the others that for norms. The state is kept
+    in `folder`, where there is one. Else as `train`.
+    """
+    norms = [one for name, one in learned.items() if name not in adapters]
+    groups = [
+        {"params": [one for name, one in learned.items() if name in adapters], "lr": recipe.adapter_rate},
+        {"params": norms, "lr": recipe.norm_rate},
+    ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
     device = next(iter(learned.values())).device
     rates = [group["lr"] for group in optimizer.param_groups]
-    state = read_state(folder)
+    state = None if folder is None else read_state(folder)
     processes.wait()  # the first writes when all have read
     step, seconds = (0, 0.0) if state is None else (state.step, state.seconds)
-    if state is not None:
-        load_state(folder, learned, optimizer, step)
-    elif processes.first:
-        save_state(folder, learned, optimizer, RunState(recipe, identity, 0, 0.0))
     began, saved = time.monotonic() - seconds, time.monotonic()
+
+    def save() -> None:
+        if folder is not None and processes.first:
+            save_state(folder, learned, optimizer, RunState(recipe, identity, step, time.monotonic() - began))
+
+    if folder is not None and state is not None:
+        load_state(folder, learned, optimizer, step)
+    else:
+        save()
     last = recipe.steps if stop_after is None else min(stop_after, recipe.steps)
     while step < last:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * recipe.rate_at(step)
         try:
-            with on_the_path(student, step / recipe.steps if recipe.path else 1.0):
-                batch = processes.share(batch_at(recipe, tokens, step))
-                losses = torch.tensor(train_step(student, batch), device=device)
+            losses = torch.tensor(losses_of(step), device=device)
         except (MemoryError, RuntimeError) as failure:
             raise memory_error(failure, recipe) from failure
         processes.average([losses, *(one.grad for one in learned.values() if one.grad is not None)])
@@ -256,8 +213,8 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if processes.first and (step == last or time.monotonic() - saved > SAVE_SECONDS):
-            save_state(folder, learned, optimizer, RunState(recipe, identity, step, time.monotonic() - began))
+        if step == last or time.monotonic() - saved > SAVE_SECONDS:
+            save()
             saved = time.monotonic()
         on_step(Progress(step, recipe.steps, divergence + error, divergence, error, time.monotonic() - began))
 
@@ -271,68 +228,3 @@ def memory_error(failure: BaseException, recipe: Recipe) -> BaseException:
             "choose a smaller --length, or a smaller model"
         )
     return failure
-
-
-@dataclass(frozen=True)
-class RunState:
-    """What a state file says beside its tensors."""
-
-    recipe: Recipe
-    identity: str
-    step: int
-    seconds: float
-
-
-def read_state(folder: Path) -> RunState | None:
-    """The state in `folder`, without its tensors; None where there is none.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    path = folder / STATE_FILE
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {})["run"])
-        return RunState(Recipe(**content["recipe"]), content["identity"], content["step"], content["seconds"])
-    except Exception as error:  # safetensors raises its own
-        raise InputError(f"{path} is damaged; remove the folder {folder} to start again") from error
-
-
-def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, run: RunState) -> None:
-    """Write the state; whole or not at all, as a kill may come at any time.
-
-    Raises:
-        InputError: it cannot be written, as on a full disk.
-    """
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in learned.items():
-        tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
-        for moment in ("exp_avg", "exp_avg_sq"):
-            if moment in optimizer.state[parameter]:
-                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
-    partial = folder / f"{STATE_FILE}.partial"
-    try:
-        save_file(tensors, partial, {"run": json.dumps(asdict(run))})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(folder / STATE_FILE)
-    except Exception as error:  # safetensors raises its own
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"the state of the run cannot be written to {folder}: {error}; make room, then resume"
-        ) from error
-
-
-@torch.no_grad()
-def load_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Put the tensors of a state where they belong."""
-    with safe_open(folder / STATE_FILE, framework="pt") as file:
-        for name, parameter in learned.items():
-            parameter.copy_(file.get_tensor(f"weights.{name}"))
-            if step:
-                moments = {
-                    kind: file.get_tensor(f"{kind}.{name}").to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")
-                }
-                optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}

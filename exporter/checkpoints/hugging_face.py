@@ -177,6 +177,8 @@ def _open(path: Path, given: str | None) -> OpenedModel:
     one_file = path.is_file()
     if one_file:
         check_gguf_header(path)
+    elif not (path / "config.json").is_file():
+        raise InputError(f"{path} has no config.json, which a Hugging Face folder has; give another folder")
     check_shards(path)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent if one_file else path)}
     where |= {"gguf_file": path.name if one_file else None, "local_files_only": True, "trust_remote_code": False}
@@ -198,7 +200,8 @@ def _open(path: Path, given: str | None) -> OpenedModel:
         raise
     except Exception as error:  # transformers, gguf and safetensors raise almost anything for a damaged file
         kind = "GGUF file" if one_file else "Hugging Face folder with safetensors weights"
-        raise InputError(f"{path} cannot be read as a {kind}: {reason(error)}") from error
+        said = f"{path} cannot be read as a {kind}; copy it again if it may be cut off or damaged: {reason(error)}"
+        raise InputError(said) from error
     if "quantization_config" in making:
         del facts.quantization_config  # of the file, not of the model
     if loading["missing_keys"] or loading["mismatched_keys"]:

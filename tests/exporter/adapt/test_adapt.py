@@ -13,20 +13,24 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
 from sharp.exporter.adapt import adapt as module
-from sharp.exporter.adapt import speed, training
-from sharp.exporter.adapt.adapt import AdaptSettings, adapt
+from sharp.exporter.adapt import speed, state, training
+from sharp.exporter.adapt.adapt import AdaptSettings, adapt, measured_length
 from sharp.exporter.adapt.cli import adapt as command
-from sharp.exporter.adapt.student import Student
+from sharp.exporter.adapt.recipe import Recipe
+from sharp.exporter.adapt.student import Student, make_student
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.adapted_model import attention_norms
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
+from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
+from sharp.plugins.ops.torch_normalizers import attention_weights, entropy
 from tests.exporter.tiny_hugging_face import tiny
 from tests.full.fuzz.readers import write_gguf
 from tests.marks import full
@@ -221,6 +225,58 @@ def test_perplexity_is_measured_as_far_as_requested(teacher, text: Path, tmp_pat
     assert report is not None and report["student"]["unlike"]["by_position"][-1]["to"] == 100
 
 
+def test_positions_go_as_far_as_two_fifths_of_the_training_allow() -> None:
+    texts = (25_000, 2_400)
+    lengths = [measured_length(Recipe(steps, 256, 1), 8192, texts) for steps in (1, 60, 240, 400)]
+    assert lengths == [1024, 1024, 4096, 8192]  # on two idle cores 400 steps take 13 minutes
+    assert measured_length(Recipe(400, 256, 1), 8192, (25_000, 25_000)) == 4096
+    assert measured_length(Recipe(1, 256, 1), 512, texts) == 512
+    assert measured_length(Recipe(1, 256, 1, 1, 4096), 8192, texts) == 4096  # what it is trained on is measured
+    assert measured_length(Recipe(10**6, 256, 1), 6000, texts) == 6000
+
+
+def test_by_default_positions_go_on_to_the_models_context(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MEASURED_SHARE", 1000)
+    path = teacher(max_position_embeddings=512)
+    report = adapt(path, settings(text, tokens=24), tmp_path / "student")
+    assert report is not None
+    ids = AutoTokenizer.from_pretrained(path)(TEXT[:600], return_tensors="pt").input_ids[:, :512]
+    for name, folder in (("teacher_figures", path), ("student", tmp_path / "student")):
+        rows = report[name]["unlike"]["by_position"]
+        assert [(row["from"], row["to"]) for row in rows] == [(1, 65), (65, 96), (96, 257), (257, 512)]
+        with torch.no_grad():
+            logits = AutoModelForCausalLM.from_pretrained(folder)(ids).logits[0, 256:-1]
+        expected = functional.cross_entropy(logits, ids[0, 257:]).exp().item()
+        assert rows[-1]["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", [None, "icml2025", "icml2025-long"])
+def test_adaptive_temperature_begins_with_the_weights_of_softmax_in_the_usual_row(teacher, preset: str | None) -> None:
+    options = NormOptions(temperature_coefficients=preset)
+    student = make_student(teacher(), "adaptive-temperature", options, 4, None, 24, 0)
+    coefficients = student.described.temperature_coefficients
+    assert coefficients == TEMPERATURE_PRESETS[preset or "icml2025-long"]
+    factors = torch.cat([norm.log_scale.exp() for norm in attention_norms(student.model)])
+    logits = torch.linspace(-7.06, 7.06, 30, dtype=torch.float64)
+    divided = logits[None] * factors[:, None].detach()
+    assert entropy(divided.softmax(-1)) == pytest.approx(2.5, abs=0.03)
+    visible = torch.ones(30, dtype=torch.bool)
+    found = attention_weights("adaptive_softmax", divided, visible, temperature_coefficients=coefficients)
+    torch.testing.assert_close(found, logits.softmax(-1).expand_as(found), rtol=0.05, atol=1e-4)
+
+
+def test_a_run_with_another_polynomial_is_not_resumed(teacher, text: Path, tmp_path: Path) -> None:
+    path, output, published = teacher(), tmp_path / "student", NormOptions(temperature_coefficients="icml2025")
+    adapt(path, settings(text, "adaptive-temperature", tokens=48, norm_options=published), output, stop_after=1)
+    shared = (path, "--norm", "adaptive-temperature", "--text", text, "--held-out", text, "--length", 24)
+    shared = (*shared, "--tokens", 48, "--rank", 4, "-o", output)
+    refused = run(*shared)
+    assert refused.exit_code == 2 and "holds a run with other settings" in refused.output
+    assert run(*shared, "--temperature-coefficients", "icml2025").exit_code == 0
+    written = json.loads((output / "config.json").read_text())["sharp"]
+    assert written["temperature_coefficients"] == list(TEMPERATURE_PRESETS["icml2025"])
+
+
 def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
     seen: list[float] = []
     step = training.train_step
@@ -237,7 +293,7 @@ def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path
 
 
 def test_half_of_the_tokens_are_in_sequences_of_four_times_the_length_spread_over_the_run() -> None:
-    recipe = training.Recipe(steps=10, length=24, batch=1, long_steps=2, long_length=96)
+    recipe = Recipe(steps=10, length=24, batch=1, long_steps=2, long_length=96)
     assert [recipe.shape_at(step)[1] for step in range(10)] == [24, 24, 24, 24, 96] * 2
     assert recipe.tokens == 2 * 8 * 24 // 2 + 2 * 96
 
@@ -277,6 +333,11 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(teacher, text: Path, tmp_p
     assert "is an encoder" in refusals(teacher("bert"), output, "--text", text)
     (tmp_path / "empty.pt2").touch()
     assert "is no Hugging Face folder and no .gguf file" in refusals(tmp_path / "empty.pt2", output, "--text", text)
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refusals(tmp_path / "empty", output, "--text", text)
+    write_gguf(tmp_path)
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "tiny.gguf").read_bytes()[:3000])
+    assert "copy it again if it may be cut off" in refusals(tmp_path / "cut.gguf", output, "--text", text)
     short = tmp_path / "short.txt"
     short.write_text("A few words.")
     assert "too short" in refusals(llama, output, "--text", short, "--length", 64)
@@ -315,7 +376,7 @@ def test_a_full_disk_leaves_nothing_half_written(teacher, text: Path, tmp_path: 
     path, output = teacher(), tmp_path / "student"
     arguments = ("--norm", "entmax", "--text", text, "--length", 24, "--tokens", 48, "-o", output)
     with monkeypatch.context() as patch:
-        patch.setattr(training, "save_file", full)
+        patch.setattr(state, "save_file", full)
         result = run(path, *arguments)
         assert result.exit_code == 2 and "cannot be written" in result.output
         assert not output.exists()

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sharp
+from sharp.exporter.adapt import training
+from sharp.exporter.adapt.training import Progress
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
+from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
 from tests.marks import full
 
@@ -20,7 +23,9 @@ TOKENS = torch.randint(97, 123, (512,), generator=torch.Generator().manual_seed(
 SHORT = {"length": 24, "batch": 2, "steps": 12, "rank": 4}
 
 
-@pytest.mark.parametrize("norm", ["ssa", full("asentmax"), full("entmax"), full("ssmax"), full("sentmax")])
+@pytest.mark.parametrize(
+    "norm", ["ssa", full("asentmax"), full("entmax"), full("ssmax"), full("sentmax"), "adaptive-temperature"]
+)
 def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str) -> None:
     module = gpt.GPT(gpt.alibi).train()
     for attention in module.attention:  # so that weights differ by token
@@ -38,7 +43,10 @@ def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str
     inputs = (torch.zeros(1, 9, dtype=torch.int64),)
     result = sharp.export(module, inputs, **adapted.export_options, output=tmp_path / "out")
     assert result.verification.passed
-    assert (read_manifest(tmp_path / "out").norm.name, result.manifest.norm.trained) == (norm, True)
+    written = read_manifest(tmp_path / "out").norm
+    assert (written.name, result.manifest.norm.trained) == (norm, True)
+    if norm == "adaptive-temperature":
+        assert written.temperature_coefficients == TEMPERATURE_PRESETS["icml2025-long"]
 
 
 def test_the_module_with_the_norm_in_its_code_diverges_by_what_is_returned() -> None:
@@ -56,6 +64,39 @@ def test_the_module_with_the_norm_in_its_code_diverges_by_what_is_returned() -> 
     assert divergence.item() == pytest.approx(adapted.adapted, rel=1e-3)
     again = sharp.adapt_module(gpt.GPT(), TOKENS, norm="sparsemax", **SHORT)
     assert (again.raw, again.adapted) == (adapted.raw, adapted.adapted)
+
+
+def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(tmp_path: Path, monkeypatch) -> None:
+    def killed(progress: Progress) -> None:
+        if progress.step == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
+    whole, resumed, steps = gpt.GPT(), gpt.GPT(), []
+    expected = sharp.adapt_module(whole, TOKENS, norm="ssa", **SHORT)
+    with pytest.raises(KeyboardInterrupt):
+        sharp.adapt_module(gpt.GPT(), TOKENS, norm="ssa", **SHORT, state=tmp_path / "state", on_step=killed)
+    adapted = sharp.adapt_module(
+        resumed, TOKENS, norm="ssa", **SHORT, state=tmp_path / "state", on_step=lambda one: steps.append(one.step)
+    )
+    assert steps == [9, 10, 11, 12]
+    assert (adapted.raw, adapted.adapted) == (expected.raw, expected.adapted)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor)
+    for name, tensor in expected.export_options["norm_parameters"].items():
+        assert torch.equal(adapted.export_options["norm_parameters"][name], tensor)
+
+
+def test_a_state_of_another_run_or_place_is_refused(tmp_path: Path) -> None:
+    sharp.adapt_module(gpt.GPT(), TOKENS, norm="ssa", **SHORT, state=tmp_path / "state")
+    other = gpt.GPT()
+    other.attention[0].query.weight.data[0, 0] += 1
+    for module, changes in ((gpt.GPT(), {"seed": 1}), (other, {})):
+        with pytest.raises(InputError, match="holds a run with other settings"):
+            sharp.adapt_module(module, TOKENS, norm="ssa", **SHORT, **changes, state=tmp_path / "state")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot be written to .*file"):
+        sharp.adapt_module(gpt.GPT(), TOKENS, norm="ssa", **SHORT, state=tmp_path / "file")
 
 
 def test_a_module_that_writes_into_tensors_is_adapted() -> None:

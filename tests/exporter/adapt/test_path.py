@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from sharp.exporter.adapt.training import alpha_at, temperature_at
+from sharp.exporter.adapt.recipe import alpha_at, temperature_at
 from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights, entropy
 
 LOGITS = torch.randn(4, 3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2

@@ -29,6 +29,13 @@ def test_a_polynomial_that_rises_reaches_everything():
     assert largest_sharpened((0.1, -1.0)) == largest_sharpened((2.0,)) == math.inf
 
 
+def test_the_polynomial_for_long_contexts_is_the_published_one_and_then_its_largest_value():
+    entropies = np.linspace(0.5, math.log(2**18), 2000)
+    published = np.polyval(ICML2025, np.minimum(entropies, 4.4))  # which is largest at 4.41 nats
+    assert np.abs(np.polyval(TEMPERATURE_PRESETS["icml2025-long"], entropies) - published).max() < 0.05
+    assert largest_sharpened(TEMPERATURE_PRESETS["icml2025-long"]) == math.inf
+
+
 def adaptive(folder, **changes):
     manifest = read_manifest(folder)
     norm = {"normalizer": "adaptive_softmax", "temperature_coefficients": ICML2025}

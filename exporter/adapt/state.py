@@ -1,0 +1,96 @@
+"""The state of a run, saved as it goes: a run that was killed goes on from it to the same weights."""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sharp.exporter.adapt.recipe import Recipe
+from sharp.plugins.errors import InputError
+
+STATE_FILE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a state file says beside its tensors."""
+
+    recipe: Recipe
+    identity: str
+    step: int
+    seconds: float
+
+
+def read_state(folder: Path) -> RunState | None:
+    """The state in `folder`, without its tensors; None where there is none.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    path = folder / STATE_FILE
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = json.loads((file.metadata() or {})["run"])
+        return RunState(Recipe(**content["recipe"]), content["identity"], content["step"], content["seconds"])
+    except Exception as error:  # safetensors raises its own
+        raise InputError(f"{path} is damaged; remove the folder {folder} to start again") from error
+
+
+def state_of(folder: Path, identity: str) -> RunState | None:
+    """The state in `folder` of the run with this identity; None where there is none.
+
+    Raises:
+        InputError: it is of another run, or damaged.
+    """
+    state = read_state(folder)
+    if state is not None and state.identity != identity:
+        raise InputError(f"{folder} holds a run with other settings; remove it, or choose another folder")
+    return state
+
+
+def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, run: RunState) -> None:
+    """Write the state; whole or not at all, as a kill may come at any time.
+
+    Raises:
+        InputError: it cannot be written, as on a full disk.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in learned.items():
+        tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if moment in optimizer.state[parameter]:
+                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].cpu().contiguous()
+    partial = folder / f"{STATE_FILE}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, {"run": json.dumps(asdict(run))})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(folder / STATE_FILE)
+    except Exception as error:  # safetensors raises its own
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise InputError(
+            f"the state of the run cannot be written to {folder}: {error}; make room, then resume"
+        ) from error
+
+
+@torch.no_grad()
+def load_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Put the tensors of a state where they belong."""
+    with safe_open(folder / STATE_FILE, framework="pt") as file:
+        for name, parameter in learned.items():
+            parameter.copy_(file.get_tensor(f"weights.{name}"))
+            if step:
+                moments = {
+                    kind: file.get_tensor(f"{kind}.{name}").to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")
+                }
+                optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
