@@ -228,6 +228,13 @@ class BackendConfig:
             "as far as memory allows."
         ),
     ] = True
+    cuda_graph_sizes: Annotated[
+        str,
+        Setting(
+            "Numbers of sequences that there are CUDA graphs for, separated by commas. Steps of more run without one.",
+            default="powers of two",
+        ),
+    ] = ""
     allow_unverified: Annotated[bool, Setting("Serve a model even if it failed its verification.")] = False
     verify_files: Annotated[
         bool, Setting("Compare the model's files with their SHA-256 in sharp.json before they are loaded.")
@@ -237,6 +244,15 @@ class BackendConfig:
         check_settings(self)
         if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is None:
             raise InputError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N")
+        if re.fullmatch(r"|[1-9]\d{0,4}(,[1-9]\d{0,4})*", self.cuda_graph_sizes) is None:
+            raise InputError(
+                f"cuda_graph_sizes is {self.cuda_graph_sizes!r}; it must be numbers above 0, separated by commas"
+            )
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Of `cuda_graph_sizes`, in order and each once; none for powers of two."""
+        return tuple(sorted({int(size) for size in self.cuda_graph_sizes.split(",") if size}))
 
     @property
     def gpu(self) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ def is_decode(batch: Batch) -> bool:
     return len(batch.input_ids) == len(batch.context_lens) and bool((np.diff(batch.query_start) == 1).all())
 
 
-def graph_size(batch: Batch) -> tuple[int, int]:
-    """Sequences and blocks of the graph for a decode step: the next powers of two."""
+def graph_size(batch: Batch, sizes: Sequence[int] = ()) -> tuple[int, int]:
+    """Sequences and blocks of the graph for a decode step: the next powers of two; of sequences the next of `sizes`."""
     sequences, pages = batch.block_table.shape
-    return 1 << (sequences - 1).bit_length(), 1 << (max(pages, FEWEST_PAGES) - 1).bit_length()
+    fits = next((size for size in sizes if size >= sequences), 1 << (sequences - 1).bit_length())
+    return fits, 1 << (max(pages, FEWEST_PAGES) - 1).bit_length()
 
 
 def padded(batch: Batch, sequences: int, pages: int) -> Batch:
@@ -89,11 +90,14 @@ class DecodeGraphs:
         gpu: int,
         readback: Readback,
         sampler: DeviceSampler | None,
+        sizes: Sequence[int] = (),
     ) -> None:
         """`caches` are the tensors on the GPU of that number, by the names of the session's inputs and outputs.
 
-        Logits come to the host through `readback`, unless `sampler` samples from them.
+        Logits come to the host through `readback`, unless `sampler` samples from them. `sizes` are the numbers of
+        sequences that there are graphs for, in order; without any, all powers of two.
         """
+        self._sizes = tuple(sizes)
         self._session = session
         self._manifest = manifest
         self._caches = caches
@@ -102,6 +106,10 @@ class DecodeGraphs:
         self._sampler = sampler
         self._outputs = {value.name for value in session.get_outputs()}
         self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def has(self, batch: Batch) -> bool:
+        """Whether the step is one of decoding, and of no more sequences than the largest graph."""
+        return is_decode(batch) and (not self._sizes or len(batch.context_lens) <= self._sizes[-1])
 
     def capture(self, largest: Limits, memory: Callable[[], int]) -> None:
         """Capture the graphs of all sizes up to the largest step, short contexts first: no request waits for it then.
@@ -112,7 +120,7 @@ class DecodeGraphs:
         began, least = time.monotonic(), memory() // 2
         longest = -(-largest.context // self._manifest.cache.block_size)
         for pages in _powers(FEWEST_PAGES, longest):
-            for sequences in _powers(1, largest.sequences):
+            for sequences in self._sizes or _powers(1, largest.sequences):
                 if memory() < least:
                     logger.warning("not all sizes of decode steps are captured at start: memory is short")
                     return
@@ -123,7 +131,7 @@ class DecodeGraphs:
         self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
         """Compute a decode step; with `samplings`, and where it can be, sample as well, after the `changes`."""
-        size = graph_size(batch)
+        size = graph_size(batch, self._sizes)
         whole = padded(batch, *size)
         arrays = {name: np.asarray(getattr(whole, name)) for name in STEP_INPUTS}
         if size not in self._graphs:

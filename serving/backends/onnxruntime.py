@@ -1,6 +1,7 @@
 """ONNX Runtime, on the CPU or on an NVIDIA GPU."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from sharp.serving.api.errors import InputError
 from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
 from sharp.serving.backends.cache_size import available_memory, tensors_of
 from sharp.serving.backends.cuda_provider import device_cache
-from sharp.serving.backends.decode_graphs import DecodeGraphs, is_decode, without_graph
+from sharp.serving.backends.decode_graphs import DecodeGraphs, without_graph
 from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.backends.session import open_model
 from sharp.serving.backends.warm_up import first_step, largest_steps
@@ -50,11 +51,12 @@ class OnnxRuntimeBackend:
         device: str,
         gpu: int = 0,
         cuda_graphs: bool = False,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
         self._session = session
         self._device = device
         self._gpu = gpu  # its number
-        self._captures = cuda_graphs
+        self._captures, self._graph_sizes = cuda_graphs, graph_sizes
         self._graphs: DecodeGraphs | None = None
         self._largest: Limits | None = None  # step, where it was computed
         self._manifest = manifest
@@ -116,7 +118,13 @@ class OnnxRuntimeBackend:
         opened = open_model(folder, manifest, config)
         path, session = folder / manifest.model_file, opened.session
         backend = cls(
-            session, manifest, kernels=opened.kernels, device=opened.device, gpu=config.gpu, cuda_graphs=opened.captures
+            session,
+            manifest,
+            kernels=opened.kernels,
+            device=opened.device,
+            gpu=config.gpu,
+            cuda_graphs=opened.captures,
+            graph_sizes=config.graph_sizes,
         )
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name for value in session.get_outputs()}
@@ -166,7 +174,9 @@ class OnnxRuntimeBackend:
             values = list(zip(self._caches, self._current, strict=True))
             caches = {tensor.name: value for tensor, value in values}
             caches |= {tensor.updated_name: value for tensor, value in values}
-            self._graphs = DecodeGraphs(self._session, self._manifest, caches, self._gpu, self._readback, self._sampler)
+            self._graphs = DecodeGraphs(
+                self._session, self._manifest, caches, self._gpu, self._readback, self._sampler, self._graph_sizes
+            )
         if self._device == "cuda":
             self._warm_up()
         if self._graphs is not None and self._largest is not None:
@@ -231,7 +241,7 @@ class OnnxRuntimeBackend:
     def _step(
         self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
-        if self._graphs is not None and is_decode(batch):
+        if self._graphs is not None and self._graphs.has(batch):
             return self._graphs.step(batch, samplings, changes)
         binding, m = self._binding, self._manifest
         for name in STEP_INPUTS:

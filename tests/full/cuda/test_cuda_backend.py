@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -13,9 +14,11 @@ from click.testing import CliRunner
 
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
+from sharp.plugins.errors import InputError
 from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.backends import Batch, decode_graphs, load_backend
+from sharp.serving.backends.backend import Limits
 from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.backends.decode_graphs import DecodeGraphs, graph_size, is_decode, padded
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -347,6 +350,24 @@ def test_padding_enters_no_statistics(folder, monkeypatch):
 def test_sizes_of_graphs(sequences, pages, size):
     batch = decode_batch([0] * sequences)
     assert graph_size(Batch(**{**vars(batch), "block_table": np.zeros((sequences, pages), np.int32)})) == size
+
+
+def test_sizes_that_are_listed():
+    config = BackendConfig(threads=1, cuda_graph_sizes="24,8,8")
+    assert config.graph_sizes == (8, 24)
+    graphs = DecodeGraphs(SimpleNamespace(get_outputs=list), None, {}, 0, None, None, config.graph_sizes)
+    batches = [decode_batch([0] * sequences) for sequences in (3, 9, 25)]
+    assert [graphs.has(batch) for batch in batches] == [True, True, False]
+    assert [graph_size(batch, config.graph_sizes)[0] for batch in batches[:2]] == [8, 24]
+    stepped = []
+    graphs.step = lambda batch: stepped.append(batch.block_table.shape)
+    manifest = SimpleNamespace(cache=SimpleNamespace(block_size=16))
+    graphs._manifest = manifest
+    graphs.capture(Limits(sequences=64, tokens=64, context=2048, blocks=128), lambda: 1)
+    assert stepped == [(8, 64), (24, 64), (8, 128), (24, 128)]
+    for sizes in ("8,", "0", "a", "-1"):
+        with pytest.raises(InputError, match=r"cuda_graph_sizes is .* it must be numbers above 0, separated by commas"):
+            BackendConfig(cuda_graph_sizes=sizes)
 
 
 def test_a_cpu_has_no_graphs(folder):

@@ -89,7 +89,13 @@ def test_the_reference_page_is_current():
 
 
 VALUES = {bool: False, int: 77, float: 0.5, str: "x", Path: Path("x")}
-CHOSEN = {"device": "cuda", "attention_metrics": "layer", "log_format": "json", "max_buffered_bytes": 2**21}
+CHOSEN = {
+    "device": "cuda",
+    "cuda_graph_sizes": "1,8",
+    "attention_metrics": "layer",
+    "log_format": "json",
+    "max_buffered_bytes": 2**21,
+}
 CHOSEN |= {"metric_aliases": "vllm"}
 CHOSEN |= {
     "unknown_fields": "error",
