@@ -70,8 +70,8 @@ sanitize: setup
 	SHARP_LIBRARY_FOLDER=build/sanitize ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  .venv/bin/python -m pytest -q tests/plugins/conformance/test_kernel.py tests/plugins/conformance/test_kernel_types.py \
-	  tests/plugins/conformance/test_kernel_edges.py tests/plugins/conformance/test_kernel_reach.py tests/plugins/test_bad_input.py \
-	  tests/plugins/test_sampling.py
+	  tests/plugins/conformance/test_kernel_edges.py tests/plugins/conformance/test_kernel_reach.py \
+	  tests/plugins/conformance/test_key_screen.py tests/plugins/test_bad_input.py tests/plugins/test_sampling.py
 
 # Every fuzz target by coverage, an hour in all; the kernels need clang (Debian: clang, libclang-rt-dev). What runs new code is
 # kept in build/fuzz/corpus. FUZZ="--minutes 5 --target grpc-generate --output FILE" says otherwise.

@@ -136,8 +136,11 @@ def subjects(work: Workload, options: "Options") -> Iterator[tuple[str, str, Ste
     """(subject, cache dtype, step)."""
     for dtype in options.dtypes:
         inputs = PagedInputs(work, dtype)
+        in_order = PagedInputs(work, dtype, blocks_in_order=True) if options.blocks_in_order else inputs
         for normalizer in options.normalizers:
             yield normalizer, dtype, ours(inputs, normalizer, options.threads)
+            if options.blocks_in_order:
+                yield f"{normalizer}, blocks in order", dtype, ours(in_order, normalizer, options.threads)
             if options.screen and normalizer in ("entmax", "sparsemax") and dtype != "int8":
                 yield f"{normalizer} + screen", dtype, ours(inputs, normalizer, options.threads, screen=True)
             if options.statistics:
@@ -161,6 +164,7 @@ class Options:
     peers: bool
     statistics: bool
     screen: bool
+    blocks_in_order: bool
     clock: Clock
 
 
@@ -294,6 +298,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--peers/--no-peers", default=True, show_default=True)
 @click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
 @click.option("--screen/--no-screen", default=True, show_default=True, help="entmax and sparsemax also with one.")
+@click.option("--blocks-in-order", is_flag=True, help="Also over blocks that are neighbours in memory.")
 @click.option("--processor-time", is_flag=True, help="Of the process, with --threads 1: for a machine that others use.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot has its name, as PNG.")
 def main(
@@ -309,6 +314,7 @@ def main(
     peers: bool,
     statistics: bool,
     screen: bool,
+    blocks_in_order: bool,
     processor_time: bool,
     output: Path | None,
 ) -> None:
@@ -326,7 +332,9 @@ def main(
     if processor_time and threads != 1:
         raise click.UsageError("--processor-time adds up the time of all threads; give --threads 1")
     clock = time.process_time if processor_time else time.perf_counter
-    options = Options(chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, clock)
+    options = Options(
+        chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, blocks_in_order, clock
+    )
     lengths = [int(context) for context in contexts.split(",")]
     name, layers = load_layers(data, max(lengths))
     if query_scale != 1:

@@ -92,15 +92,17 @@ def _one_node_session(
 class PagedInputs:
     """Inputs of our op for every layer of a workload, caches in `dtype`; shared by all normalizers."""
 
-    def __init__(self, work: Workload, dtype: str) -> None:
+    def __init__(self, work: Workload, dtype: str, blocks_in_order: bool = False) -> None:
         self.work = work
+        self.blocks_in_order = blocks_in_order
         self.dtype = dtype
         self.layers = [self._values(layer, np.random.default_rng(number)) for number, layer in enumerate(work.layers)]
 
     def _values(self, layer: Layer, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
         work = self.work
         blocks_each = -(-work.context // BLOCK_SIZE)
-        table = generator.permutation(blocks_each * work.sequences).astype(np.int32).reshape(work.sequences, -1)
+        blocks = np.arange(blocks_each * work.sequences, dtype=np.int32)
+        table = (blocks if self.blocks_in_order else generator.permutation(blocks)).reshape(work.sequences, -1)
         positions = np.arange(work.context - work.queries, work.context)
         slots = table[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         tokens = work.sequences * work.queries

@@ -224,7 +224,7 @@ COMMON = (
     default="auto",
     show_default=True,
     help="Keep the keys of entmax heads a second time, in 8 bits, so that decoding reads few of the others; the result "
-    "is the same. auto: for a float32 cache and contexts of 8,192 tokens or more.",
+    "is the same. auto: for a float32 cache, contexts of 8,192 tokens or more, and positions without ALiBi.",
 )
 @click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops, 18 to 25.")
 @click.option(

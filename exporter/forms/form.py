@@ -54,7 +54,8 @@ class PagedForm:
         screened = options.key_screen == "int8" or (
             options.key_screen == "auto"
             and target == "onnxruntime"
-            and options.cache_dtype == "float32"  # in 16 bits it gains nothing yet
+            and options.cache_dtype == "float32"  # in 16 bits it gains less, and costs twice the share of memory
+            and decoder.config.positions not in ("alibi", "nape")  # most strips stay in doubt: it was slower
             and (options.max_context or decoder.config.max_context) >= SCREENED_CONTEXT
         )
         self.decoder = decoder

@@ -30,7 +30,8 @@ class GraphOptions:
     """The choices.
 
     `kv_dtype` is of the paged cache, None takes the model's own; `max_context` None leaves the checkpoint's;
-    `key_screen` auto has one where it was measured to pay: a float32 cache and a context of 8,192 tokens or more.
+    `key_screen` auto has one where it was measured to pay: a float32 cache, a context of 8,192 tokens or more, and
+    positions without ALiBi.
     """
 
     dtype: Dtype = "float32"

@@ -7,6 +7,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(SHARP_NEON_DOTPROD)
+#include <sys/auxv.h>
+#endif
 #if defined(SHARP_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -58,6 +61,10 @@ InstructionSet choose() {
       {"baseline", true, baseline::find_loops, &baseline::vocabulary_loops}};
 #elif defined(__aarch64__)
   const InstructionSet sets[] = {
+#if defined(SHARP_NEON_DOTPROD)
+      {"neon_dotprod", (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, neon_dotprod::find_loops,
+       &baseline::vocabulary_loops},
+#endif
       {"neon", true, baseline::find_loops, &baseline::vocabulary_loops}};  // every such processor has it
 #else
   const InstructionSet sets[] = {{"baseline", true, baseline::find_loops, &baseline::vocabulary_loops}};

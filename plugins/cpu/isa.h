@@ -24,9 +24,12 @@ Loops find_loops(const Attributes& attributes);
 namespace amx {
 Loops find_loops(const Attributes& attributes);  // only where the compiler knows AMX: SHARP_AMX
 }
+namespace neon_dotprod {
+Loops find_loops(const Attributes& attributes);  // only on Arm under Linux: SHARP_NEON_DOTPROD
+}
 
 // The loops of the attributes' normalizer for the best instruction set of this processor, or for the one that the
-// environment variable SHARP_ISA names (baseline, avx2, avx512, avx512_vnni, amx; on Arm neon). Throws
+// environment variable SHARP_ISA names (baseline, avx2, avx512, avx512_vnni, amx; on Arm neon, neon_dotprod). Throws
 // std::runtime_error when that one is unknown or the processor lacks it.
 Loops find_loops(const Attributes& attributes);
 

@@ -47,9 +47,6 @@ struct ScreenBlock {
          problem.block_size % kStripKeys == 0 && tile.rows() <= rows && tile.key_end - tile.key_begin >= kScreenedKeys;
 }
 
-// Writes the screen of one key, as the cache holds it, into `offset` of a block of `head`. `key` [head_dim].
-void screen_key(const Problem& problem, int64_t head, int64_t block, int64_t offset, const float* key);
-
 // Gives every part's state of a row the ends of intervals of the whole row.
 void merge_bounds(const Part* parts, int64_t count, int64_t rows);
 

@@ -9,12 +9,11 @@ namespace sharp::cpu::SHARP_ISA {
 // `arrange_integers` puts the integers of a query, [4 * quads] of 16 bits, in place into the order that
 // `screen_products` of this instruction set reads; behind them is room for four more.
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 
-constexpr int kScreenRows = 6;          // rows that share each load
 constexpr int kLargestInteger = 16256;  // 128 * 127, for two bytes with a sign
 
-// An integer is 128 * high + low: of each quad 4 high and 4 low bytes. Bytes with a sign are multiplied by bytes
+// An integer is 128 * high + low: of each quad 4 high and 4 low bytes. VNNI multiplies bytes with a sign by bytes
 // without one only, so 128 is added to those of the keys, and what that adds to a row's products stands behind the
 // quads.
 inline void arrange_integers(int16_t* query, int64_t quads) {
@@ -33,6 +32,10 @@ inline void arrange_integers(int16_t* query, int64_t quads) {
   const int32_t correction = -128 * sum;
   __builtin_memcpy(query + quads * 4, &correction, sizeof correction);
 }
+
+#if defined(__AVX512VNNI__)
+
+constexpr int kScreenRows = 6;  // rows that share each load
 
 inline __m512i broadcast_four(const int8_t* bytes) {
   int32_t four;
@@ -68,6 +71,37 @@ void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride
   }
 }
 
+#else
+
+constexpr int kScreenRows = 3;  // 24 registers of sums
+
+template <int kRows>
+void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
+                     int64_t query_stride, float* products) {
+  constexpr int kVectors = kStripKeys / 4;
+  int32x4_t high[kRows][kVectors], low[kRows][kVectors];
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v) high[row][v] = low[row][v] = vdupq_n_s32(0);
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    __builtin_prefetch(ahead + quad * stride);
+    int8x8_t bytes[kRows];
+    for (int row = 0; row < kRows; ++row)
+      bytes[row] = vld1_s8(reinterpret_cast<const int8_t*>(query + row * query_stride + quad * 4));
+    for (int v = 0; v < kVectors; ++v) {
+      const int8x16_t keys = vld1q_s8(integers + quad * stride + v * 16);
+      for (int row = 0; row < kRows; ++row) {
+        high[row][v] = vdotq_lane_s32(high[row][v], keys, bytes[row], 0);
+        low[row][v] = vdotq_lane_s32(low[row][v], keys, bytes[row], 1);
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int v = 0; v < kVectors; ++v)
+      vst1q_f32(products + row * kStripKeys + v * 4,
+                vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high[row][v], 7), low[row][v])));
+}
+
+#endif
 #else
 
 constexpr int kLargestInteger = INT16_MAX;

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "half.h"
+#include "isa.h"
 #include "quantize.h"
-#include "screen.h"
 
 namespace sharp::cpu {
 namespace {
@@ -17,9 +18,9 @@ void convert(float from, float& to) { to = from; }
 void convert(float from, Float16& to) { to = to_float16(from); }
 void convert(float from, Bfloat16& to) { to = to_bfloat16(from); }
 
-// `stored` [head_dim] is room for a key as the cache holds it.
+// `stored` [head_dim] is room for a key as the cache holds it, unless it holds floats.
 template <typename Element>
-void store_token(const Problem& problem, int64_t token, float* stored) {
+void store_token(const Problem& problem, const Loops& loops, int64_t token, float* stored) {
   const int64_t slot = problem.slot_mapping[token];
   if (slot < 0) return;
   const int64_t block = slot / problem.block_size, offset = slot % problem.block_size;
@@ -33,9 +34,10 @@ void store_token(const Problem& problem, int64_t token, float* stored) {
       convert(key[channel], column[channel * problem.block_size]);
     for (int64_t channel = 0; channel < problem.value_dim; ++channel) convert(value[channel], row[channel]);
     if (problem.key_screen == nullptr) continue;
-    for (int64_t channel = 0; channel < problem.head_dim; ++channel)
-      stored[channel] = to_float(column[channel * problem.block_size]);
-    screen_key(problem, head, to, offset, stored);
+    if constexpr (!std::is_same_v<Element, float>)
+      for (int64_t channel = 0; channel < problem.head_dim; ++channel)
+        stored[channel] = to_float(column[channel * problem.block_size]);
+    loops.screen_key(problem, head, to, offset, std::is_same_v<Element, float> ? key : stored);
   }
 }
 
@@ -110,10 +112,12 @@ void store_all_scaled(const Problem& problem, const ParallelFor& parallel_for) {
 
 template <typename Element>
 void store_elements(const Problem& problem, const ParallelFor& parallel_for) {
+  const Loops loops = find_loops(problem.attributes);
   parallel_for((problem.tokens + kStoreTokens - 1) / kStoreTokens, [&](int64_t task) {
     const int64_t end = std::min((task + 1) * kStoreTokens, problem.tokens);
     std::vector<float> stored(problem.key_screen == nullptr ? 0 : problem.head_dim);
-    for (int64_t token = task * kStoreTokens; token < end; ++token) store_token<Element>(problem, token, stored.data());
+    for (int64_t token = task * kStoreTokens; token < end; ++token)
+      store_token<Element>(problem, loops, token, stored.data());
   });
 }
 

@@ -113,6 +113,7 @@ struct Loops {
   void (*resolve)(const Problem&, const Tile&, const Part* parts, int64_t count, int64_t row);
   void (*bound)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*score_doubtful)(const Problem&, const Tile&, const Part&, const Scratch&);
+  void (*screen_key)(const Problem&, int64_t head, int64_t block, int64_t offset, const float* key);
   int64_t screened_bfloat_rows;  // with more query rows the keys of a bfloat16 cache are not screened
 
   [[gnu::always_inline]] bool keeps_logits() const { return score != nullptr; }

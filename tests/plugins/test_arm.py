@@ -15,5 +15,7 @@ SOURCES = sorted(path.stem for path in CPU.glob("*.cc") if not path.stem.startsw
 @optional(COMPILER)
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles_for_arm(source: str) -> None:
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-DSHARP_NEON_DOTPROD"]
+    if source == "loops_neon_dotprod":
+        flags.append("-march=armv8.2-a+dotprod")
     subprocess.run([COMPILER, *flags, str(CPU / f"{source}.cc")], check=True)

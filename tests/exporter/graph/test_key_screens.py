@@ -77,6 +77,15 @@ def test_long_contexts_in_float32_have_a_screen_by_default(checkpoint, sharp_exp
     assert any("key_screen" in name for name in json.loads(result.stdout)["inputs"])
 
 
+def test_alibi_leaves_so_many_keys_in_doubt_that_there_is_none_by_default(checkpoint, sharp_export):
+    source = checkpoint("asentmax", "nape")
+    options = ("--norm", "asentmax", "--max-context", "8192", "--dry-run", "--json", "-q")
+    for screen, expected in (("auto", False), ("int8", True)):
+        result = sharp_export(source, *options, "--key-screen", screen)
+        assert result.exit_code == 0, result.output
+        assert any("key_screen" in name for name in json.loads(result.stdout)["inputs"]) == expected
+
+
 @pytest.mark.parametrize(
     ("norm", "options", "message"),
     [

@@ -64,3 +64,15 @@ def test_the_pictures_of_norms_are_those_of_the_reference(tmp_path: Path) -> Non
         new_paths = re.findall(r'<path d="([^"]*)"', picture.read_text())
         kept_paths = re.findall(r'<path d="([^"]*)"', (ROOT / "docs" / "norms" / picture.name).read_text())
         assert new_paths == kept_paths, f"run python docs/norms/plots.py for {picture.name}"
+
+
+def test_picture_and_table_of_the_key_screen_are_those_of_the_results(tmp_path: Path) -> None:
+    code = "import pathlib, sys; import key_screen; key_screen.main(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, tmp_path]
+    table = subprocess.run(command, check=True, cwd=ROOT / "docs", capture_output=True, text=True).stdout
+    paths, kept_paths = (
+        re.findall(r'<path d="([^"]*)"', (folder / "key-screen.svg").read_text())
+        for folder in (tmp_path, ROOT / "docs")
+    )
+    assert paths == kept_paths, "run python docs/key_screen.py"
+    assert table.strip() in (ROOT / "docs" / "key-screen.md").read_text(), "copy what python docs/key_screen.py prints"

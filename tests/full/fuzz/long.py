@@ -26,7 +26,7 @@ from tests.full.fuzz.native.build import ROOT, build_fuzzers, clang
 from tests.full.fuzz.targets import keep, kept_inputs, maker, makers, write_inputs
 
 OPTIONS = ("-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1")
-INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "baseline", "amx", "neon")
+INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "baseline", "amx", "neon_dotprod", "neon")
 NATIVE = "native-"
 NATIVE_SHARE = 0.5  # of the time
 MOST_BYTES = 24_000  # of a target in the repository

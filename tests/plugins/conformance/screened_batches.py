@@ -1,4 +1,4 @@
-"""Random and adversarial calls under entmax with a key screen, many in one batch, and a float64 answer to each.
+"""Random and adversarial calls under entmax with a key screen, many in one batch, and what float64 gives for each.
 
 `python -m tests.plugins.conformance.screened_batches` runs 10,000; the tests run a few hundred of them.
 
@@ -177,7 +177,7 @@ def as_case(batch: Batch) -> Case:
     return Case("entmax", inputs, batch.attributes)
 
 
-def answers(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def expected_outputs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Outputs [calls, group, VALUE_DIM] by the definition in float64; by how much float32 may differ, [calls, group].
 
     The difference is what an error of the logits, a few 2^-24 |q| |k| as a sum in float32 has, makes of the weights: it
@@ -226,7 +226,7 @@ def entmax(z: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def check(batch: Batch, case: Case | None = None) -> None:
-    """Runs the batch, or `case` in its place, with the screen and without; both give the same bits, near the reference.
+    """Runs the batch, or `case` in its place, with the screen and without: the same bits, and what float64 gives.
 
     Raises:
         AssertionError: an output or a statistic differs.
@@ -235,7 +235,7 @@ def check(batch: Batch, case: Case | None = None) -> None:
     found, without = run(case, batch.dtype), run(case, batch.dtype, screen=False)
     np.testing.assert_array_equal(found.output, without.output)
     np.testing.assert_array_equal(found.stats, without.stats)
-    expected, tolerance = answers(batch)
+    expected, tolerance = expected_outputs(batch)
     if not batch.attributes["softcap"]:  # which makes a number of NaN
         np.testing.assert_array_equal(np.isnan(found.output), np.isnan(expected))
     off = np.nan_to_num(np.abs(found.output - expected)).max(2) / np.abs(batch.values).max()

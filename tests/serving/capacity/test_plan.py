@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,19 @@ def test_the_command(counting, tmp_path):
     assert found["model"]["cache_bytes_per_token"] == 8.0  # a key and a value of one channel in float32
     assert found["model"]["weight_bytes"] == (counting / "model.onnx").stat().st_size
     assert "give --price" in run(counting, "--gpu", "h100", *load).output
+
+
+def test_a_key_screen_is_memory_of_each_token(counting, tmp_path):
+    folder = tmp_path / "screened"
+    shutil.copytree(counting, folder)
+    file = folder / "sharp.json"
+    manifest = json.loads(file.read_text())
+    manifest["cache"]["key_screens"] = [0]
+    file.write_text(json.dumps(manifest))
+    options = ("--gpu", "l4", "--context", 128, "--completion-tokens", 64, "--rate", 4, "--json")
+    without, screened = (json.loads(run(one, *options).output)["model"] for one in (counting, folder))
+    # One channel: a word of 4 integers, scale and distance.
+    assert screened["cache_bytes_per_token"] - without["cache_bytes_per_token"] == 4 + 8
 
 
 @pytest.mark.parametrize(
