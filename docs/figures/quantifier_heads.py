@@ -1,8 +1,9 @@
 """Writes `quantifier-heads.png`: what the last number of a sequence of task "every" attends to, as numbers grow.
 
-`python docs/figures/quantifier_heads.py SOFTMAX SSA`, the checkpoints of `quantifiers.py`; after Figure 2 of the SSA
-paper. The sequence is x_1, y_1, ..., x_n with numbers from N(0, 1); the last one, the query, is 0.5, 5 or 70. Shown
-is what every head of the last layer gives to each token.
+`python docs/figures/quantifier_heads.py SOFTMAX SSA`, two checkpoints of `python -m sharp.models.train every`; after
+Figure 2 of the SSA paper. docs/figures.md has the commands. The sequence is x_1, y_1, ..., x_n with numbers from
+N(0, 1), of which the fifth is negative; the last one, the query, is 0.5, 5 or 70. Shown is what every head of
+the last layer gives to each token.
 """
 
 import sys
