@@ -26,7 +26,7 @@ from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.exporter.conftest import tiny_model
 from tests.full.browser.chromium import Chromium
 
-WINDOWS = [("light", 1200, 720), ("dark", 1200, 720), ("light", 390, 900), ("dark", 390, 900)]
+WINDOWS = [("light", 1280, 720), ("dark", 1280, 720), ("light", 400, 900), ("dark", 400, 900)]
 
 
 def generate(started, text, max_tokens, n=1):
@@ -144,7 +144,7 @@ def test_colours_are_those_of_the_legend(started, chromium):
 
 def test_the_page_follows_the_tokens(start_server, counting, chromium, monkeypatch):
     started = start_server(counting, engine=EngineConfig(attention_interval=1))
-    chromium.open(f"http://{started.http_address}/", width=1200, height=720, scheme="light")
+    chromium.open(f"http://{started.http_address}/", width=1280, height=720, scheme="light")
     chromium.wait_for("document.body.dataset.updates >= 1")
     assert "No tokens yet" in chromium.evaluate("document.getElementById('note').textContent")
     assert chromium.evaluate("document.querySelector('#map rect').getAttribute('fill')") == "var(--empty)"
@@ -164,6 +164,23 @@ def test_a_link_and_the_keyboard_choose_a_head(started, chromium):
     assert chromium.evaluate(title) == "Layer 0, head 0"
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
     assert chromium.evaluate("document.getElementById('tip').hasAttribute('hidden')")
+
+
+def test_what_a_screen_reader_is_told(started, chromium):
+    chromium.open(f"http://{started.http_address}/", width=1280, height=1000, scheme="light")
+    chromium.wait_for("document.querySelector('#requests form') && document.body.dataset.updates >= 1")
+    form = submit(chromium, prompt="abc", max_tokens="6", temperature="0")
+    chromium.wait_for(f"{form}.dataset.running === 'false'")
+    nodes = [node for node in chromium.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes}
+    for label in ("Prompt", "Most tokens", "Temperature", "Top-p", "Seed"):
+        assert any(name.startswith(label) and role in ("textbox", "spinbutton") for role, name in named), label
+    assert ("button", "Generate") in named and ("log", "Completion") in named
+    maps = [name for role, name in named if role == "application"]  # whose arrow keys come to the page
+    assert len(maps) == 2 and any("every head at position 7" in name for name in maps)
+    assert any("Normalized entropy by position" in name for _, name in named)
+    spoken = f"[...{form}.querySelectorAll('[role=log], .says')].map((one) => one.getAttribute('aria-busy'))"
+    assert chromium.evaluate(spoken) == ["false", "false"]
 
 
 def submit(chromium, number=0, **fields):
@@ -199,6 +216,13 @@ def test_a_request_of_the_page_shows_its_heads_token_by_token(started, chromium,
     chromium.evaluate(f"{form}.querySelector('svg.heads').focus()")
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
     assert "layer 0, head 1: 0.500" in chromium.evaluate(says)
+    # The curve of head 1 is flat, halfway between 0 and 1, with a point for each token.
+    points, zero, one = chromium.evaluate(
+        f"[[...{form}.querySelector('.curve polyline').points].map((p) => [p.x, p.y]),"
+        f"...[...{form}.querySelectorAll('.curve line')].slice(0, 2).map((line) => line.y1.baseVal.value)]"
+    )
+    assert len(points) == 6 and [x for x, _ in points] == sorted({x for x, _ in points})
+    assert {y for _, y in points} == {(zero + one) / 2} and one < zero
     chromium.evaluate(f"{form}.querySelector('.output').focus()")
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")

@@ -135,6 +135,7 @@ class PlaygroundRequest {
     this.fields.stop.disabled = !whether;
     this.form.querySelector("[type=submit]").disabled = whether;
     this.form.dataset.running = whether;
+    for (const spoken of [this.output, this.says]) spoken.setAttribute("aria-busy", whether);  // said once, at the end
   }
 
   chooseToken(index) {
