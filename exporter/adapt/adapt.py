@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -166,7 +167,8 @@ def adapt(
             recipe, config.max_context, (len(text.held_out), len(unlike[1]))
         )
         measure = partial(_measure, student, settings.length, min(config.max_context, longest), text, unlike)
-        before = _measure_before(work, student, measure, phase) if processes.first else {}
+        of_run = f"{identity} {longest}"
+        before = _measure_before(work, of_run, student, measure, phase, state is None) if processes.first else {}
         done = 0 if state is None else state.step
         going_on = f", of which {done} are done" if done else ""
         training = f"Training {recipe.steps} steps of {settings.length * settings.batch} tokens{going_on}"
@@ -299,23 +301,31 @@ def measured_length(recipe: Recipe, context: int, texts: Sequence[int]) -> int:
     return min(longest, context)
 
 
-def _measure_before(work: Path, student: Student, measure: Callable[..., Measured], phase: Phase) -> Measured:
-    """Teacher and raw swap; kept beside the state, as a run that is resumed has no raw swap any more."""
+def _measure_before(
+    work: Path, of_run: str, student: Student, measure: Callable[..., Measured], phase: Phase, at_start: bool
+) -> Measured:
+    """Teacher and raw swap; kept beside the state, as a run that is resumed has no raw swap any more.
+
+    `of_run` says what is measured. What a run with other settings has left is measured again `at_start`.
+    """
     kept = work / MEASURED_FILE
     if kept.is_file():
-        try:
-            content: Measured = json.loads(kept.read_bytes())
-        except ValueError as error:
-            raise InputError(f"{kept} is damaged; remove the folder {work} to start again") from error
-        return content
+        with suppress(ValueError, KeyError, TypeError):
+            content = json.loads(kept.read_bytes())
+            if content["run"] == of_run:
+                measured: Measured = content["measured"]
+                return measured
+        if not at_start:
+            raise InputError(f"{kept} is damaged; remove the folder {work} to start again")
     advance = phase("Measuring the teacher", 32)
     with student.teacher():
         teacher = measure(advance)
     raw = measure(advance, needles=False)
     written = work / f"{MEASURED_FILE}.partial"
-    written.write_text(json.dumps({"teacher_figures": teacher, "raw": raw}), encoding="utf-8")
+    found: Measured = {"teacher_figures": teacher, "raw": raw}
+    written.write_text(json.dumps({"run": of_run, "measured": found}), encoding="utf-8")
     written.replace(kept)
-    return {"teacher_figures": teacher, "raw": raw}
+    return found
 
 
 def _measure(

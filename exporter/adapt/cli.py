@@ -51,7 +51,7 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
 
 
 GROUPS = {
-    "Norm": ("--norm", "--alpha"),
+    "Norm": ("--norm", "--alpha", "--temperature-coefficients"),
     "Text": ("--text", "--held-out", "--length"),
     "Training": ("--budget", "--tokens", "--batch", "--rank", "--layers", "--stage", "--seed", "--device"),
     "Measurement": ("--measure-length", "--measure-speed"),

@@ -87,9 +87,10 @@ def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.
 def load_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, step: int) -> None:
     """Put the tensors of a state where they belong."""
     with safe_open(folder / STATE_FILE, framework="pt") as file:
+        kept = set(file.keys())
         for name, parameter in learned.items():
             parameter.copy_(file.get_tensor(f"weights.{name}"))
-            if step:
+            if f"exp_avg.{name}" in kept:  # what never had a gradient has none
                 moments = {
                     kind: file.get_tensor(f"{kind}.{name}").to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")
                 }

@@ -105,7 +105,7 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path, content: str) -> Iterator[str]:
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # JSON may hold what `splitlines` takes for ends of lines
         if line.strip():
             try:
                 yield str(json.loads(line)["text"])

@@ -133,7 +133,9 @@ def test_every_flag_of_a_group_is_an_option_of_the_command(name: str) -> None:
     command = load_command(name)
     assert isinstance(command, GroupedCommand)
     flags = {name for parameter in command.params for name in parameter.opts} | {"--help"}
-    assert {flag for group in command.groups.values() for flag in group} | command.common <= flags
+    grouped = {flag for group in command.groups.values() for flag in group}
+    assert grouped | command.common <= flags
+    assert [one.opts for one in command.params if isinstance(one, click.Option) and not grouped & {*one.opts}] == []
 
 
 @pytest.mark.parametrize(
