@@ -45,6 +45,12 @@ class GroupedCommand(click.Command):
             help="Show the options of a group, or all of them, and exit.",
         )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """A group is given as --help=GROUP only: the word behind a bare -h or --help is another argument."""
+        if self.common:
+            args = [f"--help={COMMON}" if word in HELP["help_option_names"] else word for word in args]
+        return super().parse_args(ctx, args)
+
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """`--help`, with a group where there are many options."""
         return self._help_by_group if self.common else super().get_help_option(ctx)

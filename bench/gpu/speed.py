@@ -239,7 +239,7 @@ def _time_statistics(normalizer: str, sequences: tuple[tuple[int, int], ...]) ->
 def support(call: Call) -> float:
     """Mean share of the visible keys that have a weight."""
     device = call.tensors["query"].device
-    stats = run(call.with_tensors(collect_stats=torch.tensor(True, device=device)))[3]
+    stats = run(call.with_tensors(collect_stats=torch.tensor(True, device=device)))[-1]
     starts, contexts = call.tensors["query_start"].tolist(), call.tensors["context_lens"].tolist()
     visible = torch.cat(
         [

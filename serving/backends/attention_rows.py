@@ -46,6 +46,13 @@ def most_tokens(manifest: Manifest) -> int:
     return min(MOST_TOKENS, manifest.max_context, max(1, MOST_BYTES // _bytes_per_token(manifest)))
 
 
+def copied_bytes(folder: Path, manifest: Manifest) -> int:
+    """At most so many bytes of weights are not pages of their file: quantized ones are packed, and 16 bits widened."""
+    if manifest.quantization is None and manifest.dtype == "float32":
+        return 0
+    return 2 * sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
 def _bytes_per_token(manifest: Manifest) -> int:
     queries = manifest.layers * manifest.q_heads * manifest.head_dim * 4
     return queries + sum(tensor.block_bytes for tensor in _tensors(manifest)) // manifest.cache.block_size
@@ -68,7 +75,7 @@ class AttentionReader:
         content = file.read_bytes()
         self._nodes = attention_nodes(content)
         if [node.layer for node in self._nodes] != list(range(manifest.layers)):
-            raise InputError(f"{file} has {len(self._nodes)} attention nodes for {manifest.layers} layers")
+            raise InputError(f"{file.name} has {len(self._nodes)} attention nodes for {manifest.layers} layers")
         self._manifest = manifest
         self._session = _open(folder, manifest, showing(content, self._nodes), threads)
         block = manifest.cache.block_size
@@ -186,5 +193,5 @@ def _open(folder: Path, manifest: Manifest, model: bytes, threads: int) -> Any:
     try:
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common exception
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(str(folder), "the model")
         raise InputError(f"the model cannot be loaded a second time: {reason}") from error

@@ -61,7 +61,7 @@ class AttentionProcess:
                 ) from error
             except WorkerLostError as error:
                 raise _killed() from error
-            self._idle = threading.Timer(IDLE_SECONDS, self._end)
+            self._idle = threading.Timer(IDLE_SECONDS, self._end_idle)
             self._idle.daemon = True
             self._idle.start()
         if "error" in reply:
@@ -80,20 +80,28 @@ class AttentionProcess:
         return self._process, self._settings.encode() + b"\n"
 
     def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._process = None
+
+    def _end_idle(self) -> None:
         with self._lock:
-            if self._process is not None:
-                self._process.close()
-            self._process = None
+            if threading.current_thread() is self._idle:  # else there was a row meanwhile
+                self._end()
 
     def close(self) -> None:
         """End the process; who waits for a row gets an error."""
         self._closed = True
-        process = self._process
-        if process is not None:
-            process.kill()
-        if self._idle is not None:
-            self._idle.cancel()
-        self._end()
+        while not self._lock.acquire(timeout=0.05):  # whose holder may only now start the process
+            process = self._process
+            if process is not None:
+                process.kill()
+        try:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._end()
+        finally:
+            self._lock.release()
 
 
 def why_not(manifest: Manifest, device: str, *, kernels: bool) -> str | None:

@@ -1,12 +1,14 @@
 """Computes attention rows of a model folder: the program of `sharp.serving.engine.attention_process`.
 
 The first line on stdin names the folder; every other one is a row, and its reply a line on stdout. The server's threads
-come first, and where memory ends the kernel ends this process and not the server.
+come first. Memory is limited, and where the system has none left, it ends this process first; in a container whose
+processes are ended together the limit is what protects the server.
 """
 
 import json
 import math
 import os
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -16,9 +18,11 @@ from typing import Any
 
 from sharp.plugins.manifest import MANIFEST_FILE, Manifest
 from sharp.serving.api.errors import SharpError
-from sharp.serving.backends.attention_rows import AttentionReader
+from sharp.serving.backends.attention_rows import MOST_BYTES, AttentionReader, copied_bytes
 
-NICENESS = 19
+NICENESS = 10
+ALONE_SECONDS = 150  # more than the server waits for a row: then it is not there any more
+BASE_BYTES = 2**31  # of memory beside queries, caches and copies of weights
 
 
 def main() -> None:
@@ -34,19 +38,25 @@ def main() -> None:
         try:
             if reader is None:
                 reader = _open(**settings)
+            signal.alarm(ALONE_SECONDS)
             reply = _reply(reader, json.loads(line))
         except SharpError as error:
             reply = {"error": str(error)}
         except Exception as error:  # ONNX Runtime has no common exception
-            reply = {"error": f"the model cannot compute it: {str(error).strip().splitlines()[0][:300]}"}
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            reply = {"error": f"the model cannot compute it: {reason.replace(settings['folder'], 'the model')}"}
+        signal.alarm(0)
         sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
 def _open(folder: str, manifest: str, threads: int) -> AttentionReader:
     if (Path(folder) / MANIFEST_FILE).read_text(encoding="utf-8") != manifest:
-        raise SharpError(f"{folder} has changed since the server loaded it; start the server again")
-    return AttentionReader(Path(folder), Manifest.model_validate_json(manifest), threads)
+        raise SharpError("the model's folder has changed since the server loaded it; start the server again")
+    read = Manifest.model_validate_json(manifest)
+    limit = MOST_BYTES + BASE_BYTES + copied_bytes(Path(folder), read)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    return AttentionReader(Path(folder), read, threads)
 
 
 def _reply(reader: AttentionReader, requested: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Admission: what requests may take before the engine has them, `Buffers` their memory and `Pool` their threads."""
 
 import asyncio
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -94,8 +94,8 @@ class Pool:
         self._name = name
         self._threads = threads
         self._most_waiting = most_waiting
-        self._jobs: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None]
-        self._jobs = queue.SimpleQueue()
+        self._jobs: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None] = deque()
+        self._added = threading.Semaphore(0)  # how often a thread looks for a job
         self._started = 0
         self._taken = 0  # jobs that run or wait
 
@@ -111,19 +111,36 @@ class Pool:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._taken += 1
-        self._jobs.put((loop, future, job))
+        waiting = (loop, future, job)
+        self._put(waiting)
         if self._started < min(self._threads, self._taken):
             self._started += 1
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # a thread has it
+                self._jobs.remove(waiting)
+                self._taken -= 1
+            raise
+
+    def _put(self, job: "tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None") -> None:
+        self._jobs.append(job)
+        self._added.release()
+
+    def _next(self) -> "tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None":
+        while True:
+            self._added.acquire()
+            with suppress(IndexError):  # its client has gone
+                return self._jobs.popleft()
 
     def close(self) -> None:
         """End the threads after what they do now."""
         for _ in range(self._started):
-            self._jobs.put(None)
+            self._put(None)
 
     def _work(self) -> None:
-        while (taken := self._jobs.get()) is not None:
+        while (taken := self._next()) is not None:
             loop, future, job = taken
             result, error = None, None
             if not future.cancelled():  # its client has gone: what nobody waits for is not done

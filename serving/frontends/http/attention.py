@@ -16,6 +16,7 @@ from sharp.serving.engine.attention_process import TokenWeights
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.sending import until_disconnected
 from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.token_attention import TokenAttention
 from sharp.serving.observability.request_log import refusals_logged
@@ -68,15 +69,22 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
         return request, request.check(service.model.manifest, attention.most_tokens)
 
     async def computed(request: Request) -> Response:
+        response = Response()  # of a client that has gone
+
+        async def compute(body: bytes) -> None:
+            nonlocal response
+            parsed, position = await service.parsing.run(lambda: read(body))
+            row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)
+            shown = await service.parsing.run(lambda: to_json(described(row, parsed.tokens, endpoint.texts)))
+            response = Response(shown, media_type="application/json", headers={"Cache-Control": "no-store"})
+
         with service.buffers.hold() as held:
             try:
                 await read_body(request, most_bytes, held)
             except ClientDisconnect:
-                return Response()  # nobody reads it
-            parsed, position = await service.parsing.run(lambda: read(held.take()))
-        row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)
-        shown = await service.parsing.run(lambda: to_json(described(row, parsed.tokens, endpoint.texts)))
-        return Response(shown, media_type="application/json", headers={"Cache-Control": "no-store"})
+                return response
+            await until_disconnected(request.receive, compute(held.take()))
+        return response
 
     async def route(request: Request) -> Response:
         origin = RequestOrigin("http", dict(request.headers))

@@ -2,6 +2,9 @@
 
 import json
 import math
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,6 +24,9 @@ from sharp.plugins.manifest import read_manifest
 from sharp.plugins.ops.schema import PAGED_ATTENTION
 from sharp.serving.backends import attention_rows
 from sharp.serving.backends.attention_rows import AttentionReader
+from sharp.serving.config import BackendConfig
+from sharp.serving.engine.attention_process import AttentionProcess, TokenWeights
+from sharp.serving.frontends.token_attention import MOST_WAITING
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.full.end_to_end.commands import serve
@@ -212,3 +218,42 @@ def test_it_needs_the_token_of_the_server_and_goes_with_the_page(tiny_folders, t
         assert len(shown["weights"]) == len(TOKENS)
     with serve(folder, "--no-page") as server, pytest.raises(urllib.error.HTTPError, match="404"):
         post(server, "/attention", {"tokens": TOKENS})
+
+
+def test_who_hangs_up_waits_no_longer(tiny_folders, start_server, monkeypatch):
+    folder, _ = tiny_folders("ssa")
+    begun, free = threading.Event(), threading.Event()
+
+    def row(_self, *_arguments):
+        begun.set()
+        free.wait(60)
+        return TokenWeights(0, [1.0], 0.0, 0.0)
+
+    monkeypatch.setattr(AttentionProcess, "row", row)
+    started = start_server(folder, backend=BackendConfig(threads=1, device="cpu"))
+    host, port = started.http_address.split(":")
+    body = json.dumps({"tokens": [5]}).encode()
+    request = b"POST /attention HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+    def outcome(seconds):
+        """The first line of a response, or nothing while it is waited for; then the client hangs up."""
+        with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+            connection.sendall(request)
+            try:
+                return connection.recv(100).partition(b"\r\n")[0]
+            except TimeoutError:
+                return b""
+
+    waiting = [socket.create_connection((host, int(port)), timeout=20) for _ in range(1 + MOST_WAITING)]
+    for connection in waiting:
+        connection.sendall(request)
+        assert begun.wait(20)
+    deadline = time.monotonic() + 20
+    while b"429" not in outcome(0.5):
+        assert time.monotonic() < deadline
+    for connection in waiting:
+        connection.close()
+    while b"429" in outcome(0.5):
+        assert time.monotonic() < deadline + 20
+    free.set()
+    assert b"200" in outcome(20)

@@ -56,6 +56,32 @@ def test_the_process_is_kept_and_ends_when_nobody_asks(process, program, monkeyp
     assert process.row([1], 0, 0, 0).weights == [1.0]
 
 
+def test_it_ends_at_once_also_while_the_process_starts(process, program, monkeypatch):
+    program("time.sleep(60)")
+    starting, started = threading.Event(), attention_process.WorkerProcess
+
+    def slow(path):
+        starting.set()
+        time.sleep(0.5)
+        return started(path)
+
+    monkeypatch.setattr(attention_process, "WorkerProcess", slow)
+    errors = []
+
+    def row():
+        try:
+            process.row([1], 0, 0, 0)
+        except UnavailableError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=row)
+    thread.start()
+    assert starting.wait(20)
+    process.close()
+    thread.join(20)
+    assert not thread.is_alive() and len(errors) == 1
+
+
 def test_what_takes_too_long_is_ended(process, program, monkeypatch):
     monkeypatch.setattr(attention_process, "SECONDS", 0.2)
     program("time.sleep(60)")

@@ -64,7 +64,9 @@ class TokenWeights {
       body: JSON.stringify({ model: state.model.served_name, tokens, layer, head, position }),
     });
     const said = await response.json().catch(() => null);
-    if (!response.ok) throw new Error(said?.error?.message ?? `the server responded with status ${response.status}`);
+    if (!response.ok || said === null) {
+      throw new Error(said?.error?.message ?? `the server responded with status ${response.status} and no weights`);
+    }
     return said;
   }
 

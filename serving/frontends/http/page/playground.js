@@ -68,6 +68,7 @@ class PlaygroundRequest {
   }
 
   async generate() {
+    if (this.form.dataset.running === "true") return;  // Ctrl+Enter submits also where the button is off
     this.clear();
     this.stopped = new AbortController();
     this.running(true);
