@@ -2,8 +2,8 @@
 
 `python docs/figures/task_maps.py`, after Figures 11 and 12 of "Long-Context Generalization with Sparse Attention".
 2Back: the last layer, the last 32 queries and keys of a sequence of the longest trained length, and of one 8 times as
-long. Local Count: the paper's sequence of clusters, first and last layer. Of NAPE's heads the first half has ALiBi, the
-others no position.
+long; nope are models without positions, as the paper's. Local Count: the paper's sequence of clusters, first and last
+layer. Of NAPE's heads the first half has ALiBi, the others no position.
 """
 
 from pathlib import Path
@@ -47,9 +47,9 @@ def draw(rows: list[tuple[str, list[tuple[str, Tensor]]]], file: str) -> None:
 
 
 def two_back() -> None:
-    """Norms down, lengths and heads across."""
+    """Norms and positions down, lengths and heads across."""
     rows = []
-    for norm in NORMS:
+    for norm in (*NORMS, *(f"{norm}-nope" for norm in NORMS)):
         maps = []
         for length in LENGTHS:
             (tokens,) = TwoBack().sample(1, length, torch.Generator().manual_seed(0)).inputs
@@ -57,7 +57,7 @@ def two_back() -> None:
             maps += [
                 (f"{length} tokens\nhead {head}", cells[-SHOWN:, -SHOWN:]) for head, cells in enumerate(heads, start=1)
             ]
-        rows.append((norm, maps))
+        rows.append((norm.replace("-", ",\n"), maps))
     draw(rows, "2back-maps.png")
 
 
