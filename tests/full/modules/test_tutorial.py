@@ -1,16 +1,16 @@
 """The blocks of docs/your-own-model.md, run in order as a reader would, at a smaller size and for seconds."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from sharp.client import Client
 from sharp.plugins.manifest import read_manifest
-from sharp.serving import SamplingParams
 from tests.full.end_to_end.commands import serve
 
 ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 PAGE = ROOT / "docs" / "your-own-model.md"
 SMALLER = {
     "WIDTH, HEADS, LAYERS, CONTEXT, VOCABULARY = 128, 4, 4, 256, 257": (
@@ -20,25 +20,51 @@ SMALLER = {
 }
 
 
+# What stands above the block of a saved program on the page, in short.
+BEFORE_SAVED = """import torch
+from gpt import GPT
+
+model, ids = GPT(), torch.zeros(2, 8, dtype=torch.int64)
+model.load_state_dict(torch.load("gpt.pt", weights_only=True))
+"""
+NOT_RUN = ("GPTConfig", "adapt_module")  # nanoGPT's file; `tests/exporter/adapt/test_module.py`
+
+
 def test_the_tutorial_ends_with_a_served_model(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    blocks = [block for kind, block in fenced if kind == "python"]
     for old, new in SMALLER.items():
         assert sum(old in block for block in blocks) == 1
         blocks = [block.replace(old, new) for block in blocks]
     (tmp_path / "text.txt").write_bytes((ROOT / "LICENSE").read_bytes())
-    for name, block in zip(("gpt.py", "train.py", "export.py"), blocks, strict=False):
-        (tmp_path / name).write_text(block, encoding="utf-8")
+    files = [block for block in blocks if not any(name in block for name in NOT_RUN)]
+    for name, block in zip(("gpt.py", "train.py", "export.py", "save.py"), files, strict=True):
+        (tmp_path / name).write_text(BEFORE_SAVED * (name == "save.py") + block, encoding="utf-8")
     assert (tmp_path / "gpt.py").read_text().count("normalized_attention(") == 1
-    for name in ("train.py", "export.py"):
+
+    def run(*command: str) -> str:
         done = subprocess.run(
-            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=400, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    for name in ("train.py", "export.py", "save.py"):
+        run(sys.executable, name)
     manifest = read_manifest(tmp_path / "gpt-ssa")
     assert (manifest.verified, manifest.cache.form, manifest.norm.name, manifest.norm.trained) == (
         *(True, "paged", "ssa"),
         True,
     )
-    with serve(tmp_path / "gpt-ssa") as server, Client(server.grpc) as client:
-        assert client.generate("To be", SamplingParams(max_tokens=4)).token_ids
+    serving, asking, saved = [block for kind, block in fenced if not kind][:3]
+    assert serving == "sharp-serve gpt-ssa\n"
+    with serve(tmp_path / "gpt-ssa") as server:
+        here = asking.replace("localhost:50051", server.grpc).replace("localhost:8000", server.http)
+        generate, metrics = here.splitlines()
+        assert run("bash", "-c", generate.replace("64", "4")).strip()
+        assert "sharp_attention_entropy_nats" in run("bash", "-c", metrics)
+    export, inspect = saved.splitlines()
+    run("bash", "-c", export)
+    assert read_manifest(tmp_path / "gpt-saved").norm.name == "ssa"
+    assert "layer" in run("bash", "-c", inspect)
