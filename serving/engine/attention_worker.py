@@ -35,10 +35,10 @@ def main() -> None:
     settings = json.loads(sys.stdin.buffer.readline())
     reader: AttentionReader | None = None
     for line in sys.stdin.buffer:
+        signal.alarm(ALONE_SECONDS)
         try:
             if reader is None:
                 reader = _open(**settings)
-            signal.alarm(ALONE_SECONDS)
             reply = _reply(reader, json.loads(line))
         except SharpError as error:
             reply = {"error": str(error)}
@@ -54,8 +54,9 @@ def _open(folder: str, manifest: str, threads: int) -> AttentionReader:
     if (Path(folder) / MANIFEST_FILE).read_text(encoding="utf-8") != manifest:
         raise SharpError("the model's folder has changed since the server loaded it; start the server again")
     read = Manifest.model_validate_json(manifest)
-    limit = MOST_BYTES + BASE_BYTES + copied_bytes(Path(folder), read)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    most = MOST_BYTES + BASE_BYTES + copied_bytes(Path(folder), read)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     return AttentionReader(Path(folder), read, threads)
 
 

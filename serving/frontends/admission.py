@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sharp.serving.api.errors import QueueFullError
 from sharp.serving.engine.model_folder import ModelFolder
 
 Result = TypeVar("Result")
+Job: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
 RETRY_SECONDS = 1.0
 # What a request needs beside its prompt: schemas, tools, messages.
 BASE_BYTES = 2**20
@@ -94,7 +95,7 @@ class Pool:
         self._name = name
         self._threads = threads
         self._most_waiting = most_waiting
-        self._jobs: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None] = deque()
+        self._jobs: deque[Job | None] = deque()
         self._added = threading.Semaphore(0)  # how often a thread looks for a job
         self._started = 0
         self._taken = 0  # jobs that run or wait
@@ -124,11 +125,11 @@ class Pool:
                 self._taken -= 1
             raise
 
-    def _put(self, job: "tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None") -> None:
+    def _put(self, job: Job | None) -> None:
         self._jobs.append(job)
         self._added.release()
 
-    def _next(self) -> "tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None":
+    def _next(self) -> Job | None:
         while True:
             self._added.acquire()
             with suppress(IndexError):  # its client has gone

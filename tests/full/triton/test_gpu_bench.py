@@ -177,7 +177,7 @@ def test_every_case_is_one_of_which_there_are_kernels(monkeypatch: pytest.Monkey
     monkeypatch.setattr(correctness, "SEQUENCES", dict.fromkeys(correctness.SEQUENCES, short))
     for options in library.options_of_cases(quick=False):
         assert kernels(options, 90)
-    jobs = [job for section in ("decode", "prefill", "statistics") for job in speed.jobs(section)]  # type: ignore[arg-type]
+    jobs = [job for section in ("decode", "prefill", "statistics") for job in speed.jobs(section)]
     assert all(job.kernels(90) for job in [*jobs, *tiles.jobs()])
 
 
