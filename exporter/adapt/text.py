@@ -113,17 +113,22 @@ def _lines(path: Path, content: str) -> Iterator[str]:
                 raise InputError(f"{path}, line {number}, is no JSON object with an entry 'text'; repair it") from error
 
 
-def _parquet(path: Path) -> Iterable[str]:
+def _parquet(path: Path) -> Iterator[str]:
     try:
-        import datasets  # type: ignore[import-not-found]
+        import datasets  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise InputError(
             f"{path} is read with the library datasets: pip install datasets; or give text files"
         ) from error
-    table = datasets.load_dataset("parquet", data_files=str(path), split="train")
-    if "text" not in table.column_names:
-        raise InputError(f"{path} has no column 'text'; give another with --text")
-    return (str(one) for one in table["text"])
+    try:
+        # Streamed, or the library copies the whole file to its cache first.
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        for row in rows:
+            yield str(row["text"])
+    except KeyError as error:
+        raise InputError(f"{path} has no column 'text'; give another with --text") from error
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet; give another with --text") from error
 
 
 def _python_documents() -> Iterator[str]:

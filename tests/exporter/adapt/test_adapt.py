@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
@@ -126,6 +127,41 @@ def test_generation_with_a_cache_and_padding_is_that_without(teacher, text: Path
     assert again[0, 15:].tolist() == made[0, 12:].tolist()
 
 
+def test_the_adapter_is_one_that_peft_loads(teacher, text: Path, tmp_path: Path) -> None:
+    path, folder = teacher(), tmp_path / "student"
+    adapt(path, settings(text, keep_adapter=True), folder)
+    base = AutoModelForCausalLM.from_pretrained(path)
+    merged = PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload().state_dict()
+    before, written = (load_file(one / "model.safetensors") for one in (path, folder))
+    for name in before:
+        if ".q_proj." not in name:  # the heads' factors are part of those
+            torch.testing.assert_close(merged[name], written[name])
+        assert (".self_attn." in name) == (not torch.equal(merged[name], before[name])), name
+
+
+def test_activations_that_are_computed_again_change_no_gradient(teacher, monkeypatch) -> None:
+    path = teacher()
+
+    def gradients_of(length: int) -> tuple[int, list[Tensor | None]]:
+        monkeypatch.setattr(training, "CHECKPOINTED_LENGTH", length)
+        student = make_student(path, "entmax", NormOptions(), 4, None, 24, 0)
+        kept = []
+
+        def keep(one: Tensor) -> Tensor:
+            kept.append(one.numel())
+            return one
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+            training.train_step(student, torch.arange(48).view(2, 24))
+        return sum(kept), [one.grad for one in student.learned().values()]
+
+    whole, expected = gradients_of(2048)
+    checkpointed, gradients = gradients_of(24)
+    assert checkpointed < whole / 2
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("norm", ["entmax", full("ssa")])
 def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(
     teacher, text: Path, tmp_path: Path, norm: str
@@ -215,6 +251,23 @@ def test_json_lines_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
     path.write_text(lines[0] + "\n{}\n", encoding="utf-8")
     with pytest.raises(InputError, match="line 2, is no JSON object with an entry 'text'"):
         read_text((path,), tokenizer, 300, 8, "a smaller --length")
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path, wrong = tmp_path / "text.parquet", tmp_path / "wrong.parquet"
+    lines = [f"{number} bottles" for number in range(40)]
+    datasets.Dataset.from_dict({"text": lines, "number": list(range(40))}).to_parquet(path)
+    datasets.Dataset.from_dict({"line": lines}).to_parquet(wrong)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    text = read_text((tmp_path / "text.parquet",), tokenizer, 300, 8, "a smaller --length")
+    found = tokenizer.decode(torch.cat([text.train, text.held_out]))
+    assert all(line in found for line in lines)
+    with pytest.raises(InputError, match="has no column 'text'"):
+        read_text((wrong,), tokenizer, 300, 8, "a smaller --length")
+    wrong.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        read_text((wrong,), tokenizer, 300, 8, "a smaller --length")
 
 
 def test_figures_that_a_run_with_other_settings_left_are_measured_again(teacher, text: Path, tmp_path: Path) -> None:
