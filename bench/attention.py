@@ -137,12 +137,19 @@ def subjects(work: Workload, options: "Options") -> Iterator[tuple[str, str, Ste
     for dtype in options.dtypes:
         inputs = PagedInputs(work, dtype)
         in_order = PagedInputs(work, dtype, blocks_in_order=True) if options.blocks_in_order else inputs
+        larger = {size: PagedInputs(work, dtype, block_size=size) for size in options.block_sizes}
         for normalizer in options.normalizers:
             yield normalizer, dtype, ours(inputs, normalizer, options.threads)
             if options.blocks_in_order:
                 yield f"{normalizer}, blocks in order", dtype, ours(in_order, normalizer, options.threads)
-            if options.screen and normalizer in ("entmax", "sparsemax") and dtype != "int8":
+            screened = options.screen and normalizer in ("entmax", "sparsemax") and dtype != "int8"
+            if screened:
                 yield f"{normalizer} + screen", dtype, ours(inputs, normalizer, options.threads, screen=True)
+            for size, blocks in larger.items():
+                yield f"{normalizer}, blocks of {size}", dtype, ours(blocks, normalizer, options.threads)
+                if screened:
+                    step = ours(blocks, normalizer, options.threads, screen=True)
+                    yield f"{normalizer} + screen, blocks of {size}", dtype, step
             if options.statistics:
                 yield f"{normalizer} + statistics", dtype, ours(inputs, normalizer, options.threads, statistics=True)
     if options.peers:
@@ -165,6 +172,7 @@ class Options:
     statistics: bool
     screen: bool
     blocks_in_order: bool
+    block_sizes: tuple[int, ...]  # beside the usual one
     clock: Clock
 
 
@@ -299,6 +307,7 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
 @click.option("--screen/--no-screen", default=True, show_default=True, help="entmax and sparsemax also with one.")
 @click.option("--blocks-in-order", is_flag=True, help="Also over blocks that are neighbours in memory.")
+@click.option("--block-sizes", default="", help="Also over caches in blocks of so many keys, with commas between.")
 @click.option("--processor-time", is_flag=True, help="Of the process, with --threads 1: for a machine that others use.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot has its name, as PNG.")
 def main(
@@ -315,6 +324,7 @@ def main(
     statistics: bool,
     screen: bool,
     blocks_in_order: bool,
+    block_sizes: str,
     processor_time: bool,
     output: Path | None,
 ) -> None:
@@ -329,11 +339,14 @@ def main(
             raise click.UsageError(f"--{option} {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
     if not all(context.isdecimal() and int(context) > 0 for context in contexts.split(",")):
         raise click.UsageError(f"--contexts {contexts}: give numbers of tokens with commas between them")
+    if not all(size in ("32", "64", "128", "256") for size in block_sizes.split(",") if size):
+        raise click.UsageError(f"--block-sizes {block_sizes}: choose from 32, 64, 128, 256; 16 is always measured")
     if processor_time and threads != 1:
         raise click.UsageError("--processor-time adds up the time of all threads; give --threads 1")
     clock = time.process_time if processor_time else time.perf_counter
+    sizes = tuple(int(size) for size in block_sizes.split(",") if size)
     options = Options(
-        chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, blocks_in_order, clock
+        chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, blocks_in_order, sizes, clock
     )
     lengths = [int(context) for context in contexts.split(",")]
     name, layers = load_layers(data, max(lengths))

@@ -92,19 +92,20 @@ def _one_node_session(
 class PagedInputs:
     """Inputs of our op for every layer of a workload, caches in `dtype`; shared by all normalizers."""
 
-    def __init__(self, work: Workload, dtype: str, blocks_in_order: bool = False) -> None:
+    def __init__(self, work: Workload, dtype: str, blocks_in_order: bool = False, block_size: int = BLOCK_SIZE) -> None:
         self.work = work
         self.blocks_in_order = blocks_in_order
+        self.block_size = block_size
         self.dtype = dtype
         self.layers = [self._values(layer, np.random.default_rng(number)) for number, layer in enumerate(work.layers)]
 
     def _values(self, layer: Layer, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
-        work = self.work
-        blocks_each = -(-work.context // BLOCK_SIZE)
+        work, block_size = self.work, self.block_size
+        blocks_each = -(-work.context // block_size)
         blocks = np.arange(blocks_each * work.sequences, dtype=np.int32)
         table = (blocks if self.blocks_in_order else generator.permutation(blocks)).reshape(work.sequences, -1)
         positions = np.arange(work.context - work.queries, work.context)
-        slots = table[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        slots = table[:, positions // block_size] * block_size + positions % block_size
         tokens = work.sequences * work.queries
         feeds: dict[str, NDArray[np.generic]] = {
             name: np.tile(getattr(layer, name)[positions], (work.sequences, 1, 1)) for name in ("query", "key", "value")
@@ -121,9 +122,9 @@ class PagedInputs:
         if layer.alibi_slopes is not None:
             feeds["alibi_slopes"] = layer.alibi_slopes
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
-        padded = np.zeros((2, blocks_each * BLOCK_SIZE, work.kv_heads, work.head_dim), np.float32)
+        padded = np.zeros((2, blocks_each * block_size, work.kv_heads, work.head_dim), np.float32)
         padded[0, : work.context], padded[1, : work.context] = layer.key, layer.value
-        tiles = padded.reshape(2, blocks_each, BLOCK_SIZE, work.kv_heads, work.head_dim)
+        tiles = padded.reshape(2, blocks_each, block_size, work.kv_heads, work.head_dim)
         # [blocks, kv_heads, head_dim, block_size] and [blocks, kv_heads, block_size, head_dim]
         for name, blocks in (("key_cache", tiles[0].transpose(0, 2, 3, 1)), ("value_cache", tiles[1].swapaxes(1, 2))):
             cache = np.empty((blocks_each * work.sequences, *blocks.shape[1:]), np.float32)
