@@ -146,22 +146,27 @@ def temperature(model: Path, length: int, out: Path | None) -> None:
 @click.argument("student", type=click.Path(path_type=Path))
 @click.option("--contexts", default="4096,32768", show_default=True)
 @click.option("--passes", default=5, show_default=True)
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="The weights of both.")
 @click.option("--output", "out", type=click.Path(path_type=Path))
-def decode(teacher: Path, student: Path, contexts: str, passes: int, out: Path | None) -> None:
-    """Milliseconds a token of the exported TEACHER and STUDENT, interleaved, one stream, after texts of each length."""
+def decode(teacher: Path, student: Path, contexts: str, passes: int, quantize: str | None, out: Path | None) -> None:
+    """Milliseconds a token of the exported TEACHER and STUDENT, interleaved, one stream, after texts of each length.
+
+    The first greedy tokens are compared with those of PyTorch's student where weights are float32.
+    """
     from sharp import LLM
     from sharp.exporter.adapt.speed import export_both, latencies, room
 
     lengths = [int(length) for length in contexts.split(",")]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        export_both(teacher, student, room(max(lengths)), folder, lambda: None)
-        equal = equal_tokens(LLM(folder / "student"), student)
+        options = () if quantize is None else ("--quantize", quantize)
+        export_both(teacher, student, room(max(lengths)), folder, lambda: None, options)
+        equal = None if quantize else equal_tokens(LLM(folder / "student"), student)
         print(f"{equal} of {GREEDY_TOKENS} greedy tokens as PyTorch's student", flush=True)
         rows = latencies(folder, lengths, passes)
     for row in rows:
         print(row)
-    names = {"teacher": teacher.name, "student": student.name}
+    names = {"teacher": teacher.name, "student": student.name, "weights": quantize or "float32"}
     write(
         out, {**header("adapt_decode", PACKAGES), **names, "greedy_tokens_equal": equal, "passes": passes, "rows": rows}
     )

@@ -43,14 +43,21 @@ def room(context: int) -> int:
     return context + COMPLETION_TOKENS + 1
 
 
-def export_both(teacher: Path, student: Path, context: int, folder: Path, advance: Callable[[], None]) -> None:
-    """The model folders `teacher` and `student` in `folder`.
+def export_both(
+    teacher: Path,
+    student: Path,
+    context: int,
+    folder: Path,
+    advance: Callable[[], None],
+    options: Sequence[str] = (),
+) -> None:
+    """The model folders `teacher` and `student` in `folder`; `options` are more of `sharp-export`'s.
 
     Raises:
         SharpError: one cannot be exported; the message is what `sharp-export` says.
     """
     for source, norm, target in ((teacher, ("--norm", "softmax"), "teacher"), (student, (), "student")):
-        _run("sharp-export", source, *norm, "--max-context", context, "-q", "-o", folder / target)
+        _run("sharp-export", source, *norm, *options, "--max-context", context, "-q", "-o", folder / target)
         advance()
 
 
