@@ -236,7 +236,7 @@ def check(batch: Batch, case: Case | None = None) -> None:
     np.testing.assert_array_equal(found.output, without.output)
     np.testing.assert_array_equal(found.stats, without.stats)
     expected, tolerance = expected_outputs(batch)
-    if not batch.attributes["softcap"]:  # which makes a number of NaN
+    if not (batch.attributes["softcap"] and batch.slopes is not None):  # keys too far off to have a weight are not read
         np.testing.assert_array_equal(np.isnan(found.output), np.isnan(expected))
     off = np.nan_to_num(np.abs(found.output - expected)).max(2) / np.abs(batch.values).max()
     wrong = [f"{batch.kinds[call]}: {off[call, row]:.1e}" for call, row in np.argwhere(off > tolerance)]
