@@ -4,7 +4,8 @@ Rows of queries are worked on a few at a time, and the backward pass computes th
 value and their gradients only one chunk of logits exists. `torch.export` sees one op, `sharp::normalized_attention`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -108,14 +109,15 @@ def normalized_attention(
 def _by_autograd(attention: ChunkedAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """With a user's normalizer, whose gradient nobody has written: by autograd, a chunk at a time."""
 
-    def output_of(chunk: Chunk, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    @_in_its_own_dtype
+    def output_of(query: Tensor, key: Tensor, value: Tensor, chunk: Chunk) -> Tensor:
         products = by_key_head(wide(query[:, :, chunk.rows]), key.shape[1]) @ wide(key[:, :, chunk.keys]).mT
         logits, _, visible = attention.logits(by_head(products, query.shape[1]), chunk)
         weights = by_key_head(attention.weights(logits, visible), key.shape[1])
         return by_head(weights @ wide(value[:, :, chunk.keys]), query.shape[1]).to(query.dtype)
 
     chunks = attention.chunks(query, key)
-    return torch.cat([checkpoint(output_of, chunk, query, key, value, use_reentrant=False) for chunk in chunks], dim=2)
+    return torch.cat([checkpoint(output_of, query, key, value, chunk, use_reentrant=False) for chunk in chunks], dim=2)
 
 
 def _check(
@@ -148,7 +150,19 @@ def _check(
         raise InputError("mask must be bool [batch, heads, queries, keys], with 1 where it is the same for all")
 
 
+def _in_its_own_dtype(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute` where autocast does not reach: products in 16 bits, say, would round the logits to 8 bits."""
+
+    @wraps(compute)
+    def run(first: Tensor, *rest: Any) -> Any:
+        with torch.autocast(first.device.type, enabled=False):
+            return compute(first, *rest)
+
+    return run
+
+
 @torch.library.custom_op("sharp::normalized_attention", mutates_args=())
+@_in_its_own_dtype
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -185,6 +199,7 @@ def _(query: Tensor, _key: Tensor, value: Tensor, *_rest: Any) -> Tensor:
 
 
 @torch.library.custom_op("sharp::normalized_attention_backward", mutates_args=())
+@_in_its_own_dtype
 def _backward(
     gradient: Tensor,
     query: Tensor,

@@ -26,7 +26,7 @@ from sharp.exporter.adapt.figures import (
     windows_of,
 )
 from sharp.exporter.adapt.processes import Processes, join
-from sharp.exporter.adapt.recipe import Recipe
+from sharp.exporter.adapt.recipe import DTYPES, Recipe, fastest_dtype
 from sharp.exporter.adapt.report import write_report
 from sharp.exporter.adapt.speed import decode_speed
 from sharp.exporter.adapt.state import STATE_FILE, read_state, state_of
@@ -61,6 +61,7 @@ class AdaptSettings:
     Attributes:
         text: files and folders.
         budget: the time of training in seconds.
+        dtype: of matrix products in training; "auto" is bfloat16 on a processor or GPU with instructions for it.
         layers: the first and the last whose projections are adapted; None: all.
         measure_length: the longest context of the perplexities by position; None: as far as the model goes, or two
             fifths of the time of training, and four times `length` at least.
@@ -79,6 +80,7 @@ class AdaptSettings:
     stage: str = "short"
     seed: int = 0
     device: str = "auto"
+    dtype: str = "auto"
     keep_adapter: bool = False
     measure_length: int | None = None
     measure_speed: bool = False
@@ -101,6 +103,8 @@ class AdaptSettings:
             raise InputError(f"--budget is {self.budget:g} seconds, but must be from 1 second to 100 days")
         if self.stage not in ("short", "long"):
             raise InputError(f"--stage is {self.stage!r}, but must be short or long")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InputError(f"--dtype is {self.dtype!r}, but must be auto, {' or '.join(DTYPES)}")
 
 
 # phase(name, steps) announces the next phase; what it returns is called after each of its steps.
@@ -274,15 +278,17 @@ def _recipe(settings: AdaptSettings, student: Student, text: Text, long_length: 
     """The steps that `--tokens` gives, or fewer where `--budget` is less time than they take."""
     batch, length, tokens = settings.batch, settings.length, settings.tokens
     long_batch = processes.count
+    fast = processes.of_first(fastest_dtype(next(student.model.parameters()).device) == "bfloat16")
+    dtype = ("bfloat16" if fast else "float32") if settings.dtype == "auto" else settings.dtype
     if settings.budget is not None:
         own = (batch // processes.count, length)
         shapes = [own, (1, long_length)] if long_length > length else [own]
-        seconds = fmean(seconds_per_token(student, text.train, *shape) for shape in shapes)
+        seconds = fmean(seconds_per_token(student, text.train, *shape, dtype) for shape in shapes)
         tokens = min(tokens, int(processes.of_first(settings.budget / seconds * processes.count)))
     long_steps = max(1, round(tokens * LONG_SHARE / (long_length * long_batch))) if long_length > length else 0
     short_steps = max(1, (tokens - long_steps * long_length * long_batch) // (batch * length))
     steps, longest = short_steps + long_steps, long_length if long_steps else 0
-    return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed)
+    return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed, dtype=dtype)
 
 
 def measured_length(recipe: Recipe, context: int, texts: Sequence[int]) -> int:

@@ -53,7 +53,7 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
 GROUPS = {
     "Norm": ("--norm", "--alpha", "--temperature-coefficients"),
     "Text": ("--text", "--held-out", "--length"),
-    "Training": ("--budget", "--tokens", "--batch", "--rank", "--layers", "--stage", "--seed", "--device"),
+    "Training": ("--budget", "--tokens", "--batch", "--rank", "--layers", "--stage", "--seed", "--device", "--dtype"),
     "Measurement": ("--measure-length", "--measure-speed"),
     "Output": ("--output", "--keep-adapter", "--quiet"),
 }
@@ -114,6 +114,13 @@ GROUPS = {
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the adapters and of the order of the text.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Of the matrix products of training. auto: bfloat16 where processor or GPU has instructions for it.",
 )
 @click.option("--keep-adapter", is_flag=True, help="Write the adapters too, as peft does, into the folder adapter.")
 @click.option(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FIRST_ALPHA = 1.05  # of entmax on the path from softmax
 
 
@@ -31,6 +32,7 @@ class Recipe:
     norm_rate: float = 2e-2
     warmup: int = 10
     clip: float = 1.0
+    dtype: str = "float32"  # of matrix products; parameters, attention and what is measured are float32
 
     def shape_at(self, step: int) -> tuple[int, int]:
         """Sequences and tokens of a step."""
@@ -46,6 +48,14 @@ class Recipe:
         """Tokens of the whole run."""
         short = (self.steps - self.long_steps) * self.length * self.batch
         return short + self.long_steps * self.long_length * self.long_batch
+
+
+def fastest_dtype(device: torch.device) -> str:
+    """Bfloat16 where the device has instructions for its products; without them they are slower than float32."""
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return "bfloat16" if found.get("avx512_bf16") or found.get("amx_bf16") else "float32"
 
 
 def batch_at(recipe: Recipe, tokens: Tensor, step: int) -> Tensor:

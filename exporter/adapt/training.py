@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sharp.exporter.adapt.processes import ALONE, Processes
-from sharp.exporter.adapt.recipe import Recipe, alpha_at, batch_at
+from sharp.exporter.adapt.recipe import DTYPES, Recipe, alpha_at, batch_at
 from sharp.exporter.adapt.state import RunState, load_state, read_state, save_state
 from sharp.exporter.adapt.student import Student
 from sharp.models.adapted_model import attention_norms
@@ -39,10 +39,9 @@ class Progress:
     seconds: float
 
 
-def backward(student: Student, input_ids: Tensor, share: float) -> tuple[float, float]:
+def backward(student: Student, input_ids: Tensor, share: float, dtype: torch.dtype) -> tuple[float, float]:
     """Add the gradients of one micro-batch; (KL per token, relative squared error of the hidden states)."""
-    device = input_ids.device
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    with torch.autocast(input_ids.device.type, dtype, enabled=dtype != torch.float32):
         with student.teacher():
             right, right_layers = student.hidden(input_ids, every_layer=True)
         found, layers = student.hidden(input_ids, every_layer=True)
@@ -74,21 +73,21 @@ def _divergence(student: Student, rows: Tensor, right_rows: Tensor) -> Tensor:
     return functional.kl_div(found, right, log_target=True, reduction="sum")
 
 
-def seconds_per_token(student: Student, tokens: Tensor, batch: int, length: int) -> float:
+def seconds_per_token(student: Student, tokens: Tensor, batch: int, length: int, dtype: str) -> float:
     """Time of a token of training; the gradients are thrown away."""
-    recipe = Recipe(PROBE_STEPS, length, batch)
+    recipe = Recipe(PROBE_STEPS, length, batch, dtype=dtype)
     seconds = []
     for step in range(PROBE_STEPS):
         began = time.monotonic()
         with on_the_path(student, 0.0):  # where a step takes longest
-            train_step(student, batch_at(recipe, tokens, step))
+            train_step(student, batch_at(recipe, tokens, step), DTYPES[dtype])
         seconds.append(time.monotonic() - began)
         for parameter in student.learned().values():
             parameter.grad = None
     return min(seconds) / (batch * length)
 
 
-def train_step(student: Student, input_ids: Tensor) -> tuple[float, float]:
+def train_step(student: Student, input_ids: Tensor, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
     """The gradients of a batch, a few sequences at a time; the mean of `backward`'s numbers."""
     device = next(student.model.parameters()).device
     length = input_ids.shape[1]
@@ -97,7 +96,7 @@ def train_step(student: Student, input_ids: Tensor) -> tuple[float, float]:
     divergence, error = 0.0, 0.0
     for part in input_ids.split(at_once):
         share = len(part) / len(input_ids)
-        found = backward(student, part.to(device), share)
+        found = backward(student, part.to(device), share, dtype)
         divergence, error = divergence + share * found[0], error + share * found[1]
     return divergence, error
 
@@ -155,7 +154,7 @@ def train(
 
     def losses_of(step: int) -> tuple[float, float]:
         with on_the_path(student, step / recipe.steps if recipe.path else 1.0):
-            return train_step(student, processes.share(batch_at(recipe, tokens, step)))
+            return train_step(student, processes.share(batch_at(recipe, tokens, step)), DTYPES[recipe.dtype])
 
     descend(learned, adapters, recipe, losses_of, on_step, folder, identity, stop_after, processes)
 

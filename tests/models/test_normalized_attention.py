@@ -33,6 +33,19 @@ def tensors(queries: int, keys: int, *, dtype: torch.dtype = torch.float64, size
     return [one(Q_HEADS, queries), one(KV_HEADS, keys), one(KV_HEADS, keys), b_and_n.to(dtype).requires_grad_()]
 
 
+@pytest.mark.parametrize("norm", ["softmax", "entmax", "softpick"])
+def test_autocast_rounds_no_logit(norm: str) -> None:
+    """Trainers of bfloat16 compute inside of it; products of 8 bits would move logits of 20 by 0.1."""
+    query, key, value = (one.detach().float().requires_grad_() for one in tensors(7, 11)[:3])
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            output = normalized_attention(query, key, value, norm=norm, causal=True)
+            found.append([output, *torch.autograd.grad(output.square().sum(), (query, key, value))])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def visible_keys(queries: int, keys: int, causal: bool = False, window: int = -1, mask: Tensor | None = None) -> Tensor:
     distance = torch.arange(keys)[None] - torch.arange(keys - queries, keys)[:, None]
     visible = distance <= 0 if causal or window >= 0 else torch.ones_like(distance, dtype=torch.bool)

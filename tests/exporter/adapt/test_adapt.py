@@ -60,6 +60,7 @@ def text(tmp_path: Path) -> Path:
 
 def settings(text: Path, norm: str = "entmax", **changes: object) -> AdaptSettings:
     fields = {"norm": norm, "text": (text,), "held_out": text, "length": 24, "tokens": 24 * 8, "rank": 4}
+    fields["dtype"] = "float32"  # whatever this processor has
     return AdaptSettings(**{**fields, **changes})
 
 
@@ -162,11 +163,11 @@ def test_activations_that_are_computed_again_change_no_gradient(teacher, monkeyp
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("norm", ["entmax", full("ssa")])
+@pytest.mark.parametrize(("norm", "dtype"), [("entmax", "float32"), ("entmax", "bfloat16"), full("ssa", "float32")])
 def test_a_run_that_is_killed_and_resumed_gives_the_same_weights(
-    teacher, text: Path, tmp_path: Path, norm: str
+    teacher, text: Path, tmp_path: Path, norm: str, dtype: str
 ) -> None:
-    path, chosen = teacher(), settings(text, norm)
+    path, chosen = teacher(), settings(text, norm, dtype=dtype)
     adapt(path, chosen, tmp_path / "whole")
     assert adapt(path, chosen, tmp_path / "killed", stop_after=3) is None
     assert not (tmp_path / "killed").exists()
@@ -203,6 +204,32 @@ def test_a_batch_is_the_same_for_every_process(teacher, text: Path, tmp_path: Pa
     monkeypatch.setattr(module, "join", lambda device: (SimpleNamespace(count=2), device))
     refused = run(teacher(), "--norm", "entmax", "--text", text, "--batch", 3, "-o", tmp_path / "refused")
     assert refused.exit_code and "must be a multiple of the 2 processes" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [({"avx512_bf16": True, "amx_bf16": False}, "bfloat16"), ({"amx_bf16": True}, "bfloat16"), ({}, "float32")],
+)
+def test_products_are_in_bfloat16_where_the_processor_has_instructions_for_them(
+    teacher, text: Path, tmp_path: Path, monkeypatch, found: dict[str, bool], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    folder = tmp_path / "student"
+    report = adapt(teacher(), settings(text, dtype="auto", tokens=24 * 4), folder)
+    assert report is not None and report["recipe"]["dtype"] == expected
+    assert {one.dtype for one in load_file(folder / "model.safetensors").values()} == {torch.float32}
+
+
+def test_bfloat16_learns_what_float32_does(teacher, text: Path, tmp_path: Path) -> None:
+    path = teacher()
+    reports = [
+        adapt(path, settings(text, dtype=dtype, tokens=24 * 40), tmp_path / dtype) for dtype in ("float32", "bfloat16")
+    ]
+    raw, whole, half = (
+        reports[index][name]["unlike"]["perplexity"] for index, name in ((0, "raw"), (0, "student"), (1, "student"))
+    )
+    assert half == pytest.approx(whole, abs=0.1 * abs(raw - whole))
+    assert half != whole
 
 
 def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path: Path) -> None:
@@ -347,7 +374,7 @@ def test_a_run_with_another_polynomial_is_not_resumed(teacher, text: Path, tmp_p
     path, output, published = teacher(), tmp_path / "student", NormOptions(temperature_coefficients="icml2025")
     adapt(path, settings(text, "adaptive-temperature", tokens=48, norm_options=published), output, stop_after=1)
     shared = (path, "--norm", "adaptive-temperature", "--text", text, "--held-out", text, "--length", 24)
-    shared = (*shared, "--tokens", 48, "--rank", 4, "-o", output)
+    shared = (*shared, "--tokens", 48, "--rank", 4, "--dtype", "float32", "-o", output)
     refused = run(*shared)
     assert refused.exit_code == 2 and "holds a run with other settings" in refused.output
     assert run(*shared, "--temperature-coefficients", "icml2025").exit_code == 0
@@ -359,9 +386,9 @@ def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path
     seen: list[float] = []
     step = training.train_step
 
-    def watched(student: Student, input_ids: Tensor) -> tuple[float, float]:
+    def watched(student: Student, input_ids: Tensor, dtype: torch.dtype) -> tuple[float, float]:
         seen.append({norm.described.alpha for norm in attention_norms(student.model)}.pop())
-        return step(student, input_ids)
+        return step(student, input_ids, dtype)
 
     monkeypatch.setattr(training, "train_step", watched)
     chosen = settings(text, stage="short", norm_options=NormOptions(alpha=2.05))
