@@ -10,7 +10,6 @@ set(sources
   ${cpu}/plan.cc
   ${cpu}/reach.cc
   ${cpu}/sampling.cc
-  ${cpu}/screen.cc
   ${cpu}/store.cc
   ${cpu}/temperature.cc
   plugins/onnxruntime/attention_inputs.cc

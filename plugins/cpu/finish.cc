@@ -76,11 +76,12 @@ void start_part(const Part& part, int64_t rows, int64_t value_dim) {
   RowState empty{};
   empty.shift = empty.highest = -kInfinity;
   empty.lowest = kInfinity;
-  empty.highest_lower = -kInfinity;
+  empty.certain_floor = -kInfinity;
   empty.lowest_upper = kInfinity;
   empty.inverse_temperature = 1.0f;
   std::fill_n(empty.highest_lanes, kStateLanes, -kInfinity);
   std::fill_n(empty.lowest_lanes, kStateLanes, kInfinity);
+  std::fill_n(empty.lower_lanes, kStateLanes, -kInfinity);
   std::fill_n(part.states, rows, empty);
   std::fill_n(part.output, rows * value_dim, 0.0f);
 }

@@ -11,18 +11,18 @@ namespace sharp::cpu::SHARP_ISA {
 
 template <typename Normalizer>
 constexpr Loops streamed() {
-  return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr, nullptr, screen_key, 0};
+  return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, screen_key, 0};
 }
 
 template <typename Normalizer>
 constexpr Loops stored() {
-  return {nullptr, score_part, weigh_part<Normalizer>, nullptr, nullptr, nullptr, screen_key, 0};
+  return {nullptr, score_part, weigh_part<Normalizer>, nullptr, nullptr, nullptr, nullptr, screen_key, 0};
 }
 
 template <Power kPower>
 constexpr Loops selected() {
-  return {nullptr,    select_part,     stream_values, resolve_row<kPower>,
-          bound_part, select_doubtful, screen_key,    kScreenedBfloatRows};
+  return {nullptr,      select_part,     stream_values, resolve_row<kPower>, bound_part,
+          merge_bounds, select_doubtful, screen_key,    kScreenedBfloatRows};
 }
 
 // Alpha 1.5 and 2 need no power function.

@@ -32,6 +32,7 @@ bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, T
   if (loops.keeps_logits()) {
     if (is_screened(problem, work.tile, loops)) {
       loops.bound(problem, work.tile, part, buffers.scratch());
+      loops.merge_bounds(problem, work.tile, &part, 1);
       loops.score_doubtful(problem, work.tile, part, buffers.scratch());
     } else {
       loops.score(problem, work.tile, part, buffers.scratch());
@@ -124,7 +125,7 @@ class Attention {
     for (const Split& split : split_) {
       if (!is_screened(problem_, split.work->tile, loops_)) continue;
       any = true;
-      merge_bounds(split.buffers->parts(), split.buffers->count(), split.work->tile.rows());
+      loops_.merge_bounds(problem_, split.work->tile, split.buffers->parts(), split.buffers->count());
     }
     if (!any) return;
     for_tasks([&](const Task& task, ThreadBuffers& buffers) {

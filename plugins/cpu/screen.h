@@ -47,7 +47,4 @@ struct ScreenBlock {
          problem.block_size % kStripKeys == 0 && tile.rows() <= rows && tile.key_end - tile.key_begin >= kScreenedKeys;
 }
 
-// Gives every part's state of a row the ends of intervals of the whole row.
-void merge_bounds(const Part* parts, int64_t count, int64_t rows);
-
 }  // namespace sharp::cpu

@@ -1,6 +1,6 @@
 // The two passes over screened keys. The first finds an interval for every logit from the screen alone; the second
-// computes the logits of the keys whose upper end is not below the largest lower end less 1 / (alpha - 1), as the
-// ordinary loop does, and leaves the others out. plugins/ops/key_screen.py has the proof.
+// computes the logits of the keys whose upper end is not below a floor that the lower ends give, as the ordinary loop
+// does, and leaves the others out. plugins/ops/key_screen.py has the proof.
 #pragma once
 
 #include "screen_products.h"
@@ -214,8 +214,26 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
     }
   }
   for (int64_t row = 0; row < count; ++row) {
-    part.states[row].highest_lower = maximum_of(found[row].highest_lower);
+    store(part.states[row].lower_lanes, found[row].highest_lower);
     part.states[row].lowest_upper = minimum_of(found[row].lowest_upper);
+  }
+}
+
+// Gives the states of all parts what the intervals of all keys of a row say.
+inline void merge_bounds(const Problem& problem, const Tile& tile, const Part* parts, int64_t count) {
+  for (int64_t row = 0; row < tile.rows(); ++row) {
+    Vec lower = splat(-kInfinity);
+    float upper = kInfinity;
+    for (int64_t part = 0; part < count; ++part) {
+      lower = maximum(load(parts[part].states[row].lower_lanes), lower);
+      upper = smaller(parts[part].states[row].lowest_upper, upper);
+    }
+    const float of_largest = screened_floor(problem, maximum_of(lower));
+    const float of_many = floor_of_lanes(problem.attributes.alpha, parts, count, row, &RowState::lower_lanes, 0x1p-20f);
+    for (int64_t part = 0; part < count; ++part) {
+      parts[part].states[row].certain_floor = of_many > of_largest ? of_many : of_largest;
+      parts[part].states[row].lowest_upper = upper;
+    }
   }
 }
 
@@ -223,8 +241,8 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
 // smallest logit of any row.
 class Doubtful {
  public:
-  Doubtful(const Problem& problem, const Tile& tile, const Part& part) : part_(part), rows_(tile.rows()) {
-    for (int64_t row = 0; row < rows_; ++row) floors_[row] = screened_floor(problem, part.states[row].highest_lower);
+  Doubtful(const Tile& tile, const Part& part) : part_(part), rows_(tile.rows()) {
+    for (int64_t row = 0; row < rows_; ++row) floors_[row] = part.states[row].certain_floor;
   }
   bool operator()(int64_t strip) const {
     bool found = false;
@@ -277,7 +295,7 @@ inline void select_group(const Problem& problem, const Tile& tile, const Part& p
 // Second pass: selects of the keys in doubt.
 inline void select_doubtful(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   const int64_t strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
-  const Doubtful doubtful(problem, tile, part);
+  const Doubtful doubtful(tile, part);
   int64_t read = 0;
   for (int64_t strip = 0; strip < strips; ++strip) read += doubtful(strip);
   if (read * kReadAllDenominator > strips * kReadAllNumerator) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "entmax.h"
+#include "floors.h"
 #include "walk.h"
 
 namespace sharp::cpu::SHARP_ISA {
@@ -80,8 +81,9 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
 // Brings what the parts of a row selected together at the front of the row's memory, without what is now below the
 // floor; fills up to whole vectors with -inf. Returns the number of logits.
 inline int64_t gather_selected(const Problem& problem, const Part* parts, int64_t count, int64_t row) {
-  const RowState& state = parts[0].states[row];
-  const float floor = selection_floor(problem, state);
+  const float of_largest = selection_floor(problem, parts[0].states[row]);
+  const float of_many = floor_of_lanes(problem.attributes.alpha, parts, count, row, &RowState::highest_lanes, 0x1p-22f);
+  const float floor = of_many > of_largest ? of_many : of_largest;
   float* logits = parts[0].logits + row * parts[0].logits_stride;
   int32_t* keys = parts[0].keys_of_logits + row * parts[0].logits_stride;
   int64_t kept = 0;

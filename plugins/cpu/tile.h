@@ -69,8 +69,10 @@ struct RowState {
   int64_t support;   // keys of weight > 0; only when statistics are collected
   int64_t selected;  // selected form: logits kept
   int64_t streamed;  // selected form: weights whose values `weigh` adds; the same in all parts
-  // Screened keys: each has an interval that its logit lies in. The largest lower and the smallest upper end.
-  float highest_lower, lowest_upper;
+  // Screened keys: each has an interval that its logit lies in. The largest lower ends by lane, the logit below which
+  // they say that no key has a weight, and the smallest upper end; the last two are the same in all parts.
+  float lower_lanes[kStateLanes];
+  float certain_floor, lowest_upper;
 };
 
 // The keys [begin, end) of a tile with their results; a tile that is not split has one part.
@@ -112,6 +114,7 @@ struct Loops {
   void (*weigh)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*resolve)(const Problem&, const Tile&, const Part* parts, int64_t count, int64_t row);
   void (*bound)(const Problem&, const Tile&, const Part&, const Scratch&);
+  void (*merge_bounds)(const Problem&, const Tile&, const Part* parts, int64_t count);
   void (*score_doubtful)(const Problem&, const Tile&, const Part&, const Scratch&);
   void (*screen_key)(const Problem&, int64_t head, int64_t block, int64_t offset, const float* key);
   int64_t screened_bfloat_rows;  // with more query rows the keys of a bfloat16 cache are not screened

@@ -171,6 +171,34 @@ def test_a_key_that_the_screen_leaves_out_is_not_read() -> None:
     assert_same(run(case.with_inputs(collect_stats=np.array(False), key_cache=cache)), _with_cache(case, cache))
 
 
+def test_many_keys_near_the_largest_logit_leave_out_the_others() -> None:
+    """Logits 0 and -1 in turns of 16: a weight within 2 of the largest alone, and none for -1 beside a thousand zeros."""
+    shape = Shape(sequences=((4096, 1),), kv_heads=1, group=2, head_dim=16, value_dim=16)
+    case = screened_case(shape, shift=False, scale=1.0)
+    table, below = case.inputs["block_table"][0], np.arange(4096) // 16 % 2 == 1
+    cache = np.zeros_like(case.inputs["key_cache"])
+    cache[table[np.arange(4096) // 16], 0, 0, np.arange(4096) % 16] = np.where(below, -1.0, 0.0)
+    query = np.zeros_like(case.inputs["query"])
+    query[..., 0] = 1
+    same = {"query": query, "key": np.zeros_like(case.inputs["key"]), "collect_stats": np.array(False)}
+    case = with_screen(case.with_inputs(key_cache=cache, **same), shift=False)
+    assert_agrees(run(case), run_reference(case), case)
+    spoilt = cache.copy()
+    spoilt[table[np.flatnonzero(below)[::16] // 16]] = np.nan
+    assert_same(run(case.with_inputs(key_cache=spoilt)), _with_cache(case, spoilt))
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("scale", [0.002, 0.02, 0.1])
+def test_rows_that_give_weight_to_many_keys(alpha: float, scale: float) -> None:
+    shape = Shape(sequences=((20000, 1), (900, 2)), kv_heads=1, group=3, head_dim=64, value_dim=16)
+    case = screened_case(shape, alpha=alpha, scale=scale)
+    found = assert_same_as_without(case)
+    # Above 2 a weight is a root of how far its logit is from the threshold.
+    assert_agrees(found, run_reference(case), case, 1e-4 if alpha > 2 else 1e-5)
+    assert (found.stats[0, :, 1] > {1.1: 10_000, 1.5: 30, 2.0: 4, 3.0: 1}[alpha]).all()
+
+
 def _with_cache(case: Case, cache: np.ndarray) -> AttentionOutput:
     """The result over the case's own keys, but with `cache` in the place of what the call gives back."""
     result = run(case.with_inputs(collect_stats=np.array(False)), screen=False)
