@@ -41,7 +41,7 @@ from sharp.exporter.verification.perplexity import (
     text_losses,
 )
 from sharp.exporter.verification.report import REPORT_FILE, summary, verification_report
-from sharp.exporter.verification.tolerance import tolerance_of
+from sharp.exporter.verification.tolerance import Tolerance, tolerance_of
 from sharp.exporter.verification.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
 from sharp.plugins import manifest
@@ -229,10 +229,12 @@ def _export_into(
     lowering.release_weights(graph)
     del tracing
     routed = isinstance(source.model, Decoder) and source.model.routed
-    verification = _verify(checked, form, settings, text, phase, routed=routed)
+    selects = form.config.scheme.normalizer == "entmax"
+    exact = tolerance_of(settings.graph, quantized=False, stepwise=routed)
+    tolerance = tolerance_of(settings.graph, quantized=True, stepwise=routed or selects)
+    verification = _verify(checked, form, settings, text, phase, (exact, tolerance))
     if checked != staging:
         shutil.rmtree(checked)
-    tolerance = tolerance_of(settings.graph, quantized=True, routed=routed)
     report = verification_report(source, form, settings.chosen_target, verification, measured, tolerance)
     described = describe(
         *(source, form, settings, name, windows, columns),
@@ -249,24 +251,31 @@ def _export_into(
 
 
 def _verify(
-    folder: Path, form: Form, settings: ExportSettings, text: Text | None, phase: Phase, *, routed: bool
+    folder: Path,
+    form: Form,
+    settings: ExportSettings,
+    text: Text | None,
+    phase: Phase,
+    tolerances: tuple[Tolerance, Tolerance],
 ) -> Verification:
-    """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again."""
+    """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again.
+
+    `tolerances` are of the model before it is quantized and after.
+    """
     verifier, options = form.verifier(), settings.graph
     runtimes = runtimes_of(settings.chosen_target, form.cache)
     if options.dtype == "bfloat16":
         runtimes = tuple(Runtime(f"{name} {WIDENED}", kernels) for name, kernels in runtimes)
     only = text if options.quantize is None else None  # reading a text takes longer than all the rest
     on_check = phase("Verifying against PyTorch", number_of_checks(verifier, runtimes, only))
-    found = verify(verifier, folder, runtimes, only, on_check, tolerance_of(options, quantized=False, routed=routed))
+    found = verify(verifier, folder, runtimes, only, on_check, tolerances[0])
     if options.quantize is None:
         return found
     phase(f"Quantizing to {options.quantize}", 1)
     quantize(folder, options.quantize, form.config)
     runtimes = tuple(Runtime(f"{name} {options.quantize}", kernels) for name, kernels in runtimes)
     on_check = phase(f"Verifying the {options.quantize} model", number_of_checks(verifier, runtimes, text))
-    tolerance = tolerance_of(options, quantized=True, routed=routed)
-    return found + verify(verifier, folder, runtimes, text, on_check, tolerance)
+    return found + verify(verifier, folder, runtimes, text, on_check, tolerances[1])
 
 
 def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> Tensor:

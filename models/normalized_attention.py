@@ -155,6 +155,8 @@ def _in_its_own_dtype(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(compute)
     def run(first: Tensor, *rest: Any) -> Any:
+        if not torch.amp.is_autocast_available(first.device.type):
+            return compute(first, *rest)
         with torch.autocast(first.device.type, enabled=False):
             return compute(first, *rest)
 

@@ -120,7 +120,7 @@ GROUPS = {
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
     show_default=True,
-    help="Of the matrix products of training. auto: bfloat16 where processor or GPU has instructions for it.",
+    help="Of the matrix products of training. auto: bfloat16 where an x86 processor or a GPU has instructions for it.",
 )
 @click.option("--keep-adapter", is_flag=True, help="Write the adapters too, as peft does, into the folder adapter.")
 @click.option(

@@ -51,7 +51,7 @@ class Recipe:
 
 
 def fastest_dtype(device: torch.device) -> str:
-    """Bfloat16 where the device has instructions for its products; without them they are slower than float32."""
+    """Bfloat16 where an x86 processor or a GPU is known to have instructions for it; float32 is faster without."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

@@ -1,6 +1,7 @@
 """The text of an adaptation: files of the user's, or the documentation that comes with Python."""
 
 import ast
+import glob
 import json
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -122,9 +123,10 @@ def _parquet(path: Path) -> Iterator[str]:
         ) from error
     try:
         # Streamed, or the library copies the whole file to its cache first.
-        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        rows = datasets.load_dataset("parquet", data_files=glob.escape(str(path)), split="train", streaming=True)
         for row in rows:
-            yield str(row["text"])
+            if row["text"] is not None:
+                yield str(row["text"])
     except KeyError as error:
         raise InputError(f"{path} has no column 'text'; give another with --text") from error
     except (ValueError, OSError) as error:

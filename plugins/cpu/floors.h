@@ -27,7 +27,8 @@ struct SharesOfKeys {
 //
 // The result depends only on lanes above it: a smaller number in the place of one that is not changes nothing, which
 // makes the keys above the result of the logits themselves the same with a screen and without. Alpha above 2 has
-// -infinity: there a key that is just above the threshold has no small weight.
+// -infinity, as a precaution: there a key just above the threshold has no small weight, so that no rounding is
+// harmless.
 inline float floor_of_lanes(float alpha, const Part* parts, int64_t count, int64_t row,
                             const float (RowState::*lanes)[kStateLanes], float slack) {
   if (!(alpha <= 2.0f)) return -kInfinity;

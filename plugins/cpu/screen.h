@@ -40,11 +40,17 @@ struct ScreenBlock {
   return {integers, scale, scale + problem.block_size};
 }
 
+// Whether keys of such a shape are screened where there is a screen; with more rows than that none are.
+[[gnu::always_inline]] inline bool fits_screen(const Problem& problem, const Tile& tile) {
+  return problem.block_size % kStripKeys == 0 && tile.rows() <= kScreenedRows &&
+         tile.key_end - tile.key_begin >= kScreenedKeys;
+}
+
 // Whether the keys of this tile are screened. It depends on the shapes and the instruction set.
 [[gnu::always_inline]] inline bool is_screened(const Problem& problem, const Tile& tile, const Loops& loops) {
   const int64_t rows = problem.cache_type == CacheType::kBfloat16 ? loops.screened_bfloat_rows : kScreenedRows;
   return problem.key_screen != nullptr && problem.attributes.normalizer == NormalizerKind::kEntmax &&
-         problem.block_size % kStripKeys == 0 && tile.rows() <= rows && tile.key_end - tile.key_begin >= kScreenedKeys;
+         fits_screen(problem, tile) && tile.rows() <= rows;
 }
 
 }  // namespace sharp::cpu

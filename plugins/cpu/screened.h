@@ -229,7 +229,7 @@ inline void merge_bounds(const Problem& problem, const Tile& tile, const Part* p
       upper = smaller(parts[part].states[row].lowest_upper, upper);
     }
     const float of_largest = screened_floor(problem, maximum_of(lower));
-    const float of_many = floor_of_lanes(problem.attributes.alpha, parts, count, row, &RowState::lower_lanes, 0x1p-20f);
+    const float of_many = floor_of_lanes(problem.attributes.alpha, parts, count, row, &RowState::lower_lanes, 0x1p-19f);
     for (int64_t part = 0; part < count; ++part) {
       parts[part].states[row].certain_floor = of_many > of_largest ? of_many : of_largest;
       parts[part].states[row].lowest_upper = upper;

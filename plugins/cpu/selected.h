@@ -8,6 +8,7 @@
 
 #include "entmax.h"
 #include "floors.h"
+#include "screen.h"
 #include "walk.h"
 
 namespace sharp::cpu::SHARP_ISA {
@@ -80,9 +81,14 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
 
 // Brings what the parts of a row selected together at the front of the row's memory, without what is now below the
 // floor; fills up to whole vectors with -inf. Returns the number of logits.
-inline int64_t gather_selected(const Problem& problem, const Part* parts, int64_t count, int64_t row) {
+inline int64_t gather_selected(const Problem& problem, const Tile& tile, const Part* parts, int64_t count,
+                               int64_t row) {
   const float of_largest = selection_floor(problem, parts[0].states[row]);
-  const float of_many = floor_of_lanes(problem.attributes.alpha, parts, count, row, &RowState::highest_lanes, 0x1p-22f);
+  // With a screen some of the logits below it are missing, so there it stands without one, too. In prompts it would
+  // cost more than it saves.
+  const float of_many = fits_screen(problem, tile) ? floor_of_lanes(problem.attributes.alpha, parts, count, row,
+                                                                    &RowState::highest_lanes, 0x1p-21f)
+                                                   : -kInfinity;
   const float floor = of_many > of_largest ? of_many : of_largest;
   float* logits = parts[0].logits + row * parts[0].logits_stride;
   int32_t* keys = parts[0].keys_of_logits + row * parts[0].logits_stride;
@@ -130,7 +136,7 @@ template <Power kPower>
 void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, int64_t row) {
   RowState& state = parts[0].states[row];
   const bool collect = problem.stats != nullptr;
-  const int64_t selected = gather_selected(problem, parts, count, row);
+  const int64_t selected = gather_selected(problem, tile, parts, count, row);
   float* logits = parts[0].logits + row * parts[0].logits_stride;
   int32_t* keys = parts[0].keys_of_logits + row * parts[0].logits_stride;
   const float sink = problem.sink(row_of(problem, tile, row).head);

@@ -28,7 +28,8 @@ its lower end is at most the smallest upper end, so that the smallest logit is e
 **Many keys near the largest** raise tau further. If m keys have lower ends of v or more, their weights at the threshold
 f = v - m^(1 - alpha) / (alpha - 1), in logits, sum up to 1 already: m [(alpha - 1)(v - f)]^(1 / (alpha - 1)) = 1. So
 tau is no lower, and a key whose upper end is at most f has weight 0; m = 1 is the bound above. The kernels for CPUs take
-the largest such f over the best key of each of up to 256 groups of keys (plugins/cpu/floors.h). The ordinary kernel
+the largest such f over the best keys of groups, one for each vector lane and part of the keys, 256 at most
+(plugins/cpu/floors.h). The ordinary kernel
 drops logits below the f of the logits themselves, which is no smaller, before it looks for tau: so both look among the
 same ones, and the result stays the same bit for bit.
 

@@ -213,7 +213,7 @@ def test_a_batch_is_the_same_for_every_process(teacher, text: Path, tmp_path: Pa
 def test_products_are_in_bfloat16_where_the_processor_has_instructions_for_them(
     teacher, text: Path, tmp_path: Path, monkeypatch, found: dict[str, bool], expected: str
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
     folder = tmp_path / "student"
     report = adapt(teacher(), settings(text, dtype="auto", tokens=24 * 4), folder)
     assert report is not None and report["recipe"]["dtype"] == expected

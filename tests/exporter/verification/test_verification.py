@@ -121,7 +121,7 @@ def test_a_model_that_amplifies_rounding_is_judged_by_its_own_rounding(error, pa
     ("places", "error", "passes"), [((3, 2), 0.9, True), (..., 0.1, False), ((3, 2), np.nan, False)]
 )
 def test_tokens_that_choose_experts_are_judged_by_means_where_numbers_are_rounded(places, error, passes):
-    tolerance = tolerance_of(GraphOptions(dtype="bfloat16"), quantized=False, routed=True)
+    tolerance = tolerance_of(GraphOptions(dtype="bfloat16"), quantized=False, stepwise=True)
     verifier = Amplifying()
     expected = verifier.expected("prompt")
     logits = expected[0].logits.copy()
@@ -132,7 +132,7 @@ def test_tokens_that_choose_experts_are_judged_by_means_where_numbers_are_rounde
     if not passes:
         (judged,) = against_float64(verifier, {"prompt": expected}, [found], {0: said}).values()
         assert not judged.passed
-    assert tolerance_of(GraphOptions(), quantized=False, routed=True) == PLAIN
+    assert tolerance_of(GraphOptions(), quantized=False, stepwise=True) == PLAIN
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])

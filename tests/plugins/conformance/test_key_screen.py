@@ -188,6 +188,28 @@ def test_many_keys_near_the_largest_logit_leave_out_the_others() -> None:
     assert_same(run(case.with_inputs(key_cache=spoilt)), _with_cache(case, spoilt))
 
 
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 2.05, 3.0])
+@pytest.mark.parametrize("keys_at_0", [4, 8, 16, 32, 64, 128, 224])
+def test_a_key_just_above_the_limit_has_its_weight(alpha: float, keys_at_0: int) -> None:
+    """The others of many are between the limit that the keys at 0 give and the one that half as many more would."""
+    total, each = 28_672, 16
+    shape = Shape(sequences=((total - 1, 1),), kv_heads=1, group=1, head_dim=16, value_dim=16)
+    case = screened_case(shape, shift=False, scale=1.0, alpha=alpha)
+    limit, nearer = (-((1.5**power * keys_at_0) ** (1 - alpha)) / (alpha - 1) for power in (0, 1))
+    logits = np.full(total, 10 * limit)
+    logits[np.arange(100, total, 37)] = limit + 0.3 * (nearer - limit)
+    parts = max(1, keys_at_0 // each)  # of 2,048 keys; in each the first keys, one for every lane
+    logits[(np.arange(parts)[:, None] * 2048 + np.arange(min(each, keys_at_0))).ravel()] = 0
+    table, index = case.inputs["block_table"][0], np.arange(total - 1)
+    cache = np.zeros_like(case.inputs["key_cache"])
+    cache[table[index // 16], 0, 0, index % 16] = logits[:-1]
+    query, key = np.zeros_like(case.inputs["query"]), np.zeros_like(case.inputs["key"])
+    query[..., 0], key[..., 0] = 1, logits[-1]
+    case = with_screen(case.with_inputs(key_cache=cache, query=query, key=key), shift=False)
+    found = assert_same_as_without(case)
+    assert_agrees(found, run_reference(case), case, 1e-4 if alpha > 2 else 1e-5)
+
+
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("scale", [0.002, 0.02, 0.1])
 def test_rows_that_give_weight_to_many_keys(alpha: float, scale: float) -> None:
