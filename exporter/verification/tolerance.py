@@ -46,16 +46,16 @@ OF_PRECISION["int4-128"] = replace(OF_PRECISION["int4"], perplexity=0.17)
 # then single tokens differ by much, whatever the precision, and so do those that attend to them. Random models of 2 of
 # 4 experts in bfloat16, float16 and int8 (30 exports, 2026-11-27): logits by up to 0.47 of the largest, caches by 0.6,
 # means by up to 0.02 and 0.01 nats. So means decide.
-# So it is where a key near the threshold has a weight or none (entmax): SmolLM2 adapted to it differed in int8 by 0.53 of
-# the largest logit and 0.95 of a cached value in 2 of 34 cases, with means of 0.013 and 0.028 nats.
+# So it is where a key near the threshold has a weight or none (entmax): SmolLM2 adapted to it differed in int8 by 0.53
+# of the largest logit and 0.95 of a cached value in 2 of 34 cases, with means of 0.013 and 0.028 nats.
 ROUTED = Difference(1.0, 4.0, cached=1.0, mean_logits=0.03, mean_entropy=0.08)
 
 
 def tolerance_of(options: GraphOptions, *, quantized: bool, stepwise: bool = False) -> Tolerance:
     """The tolerance of a model written with `options`, before or after it was quantized.
 
-    `stepwise` says that a rounding may turn a choice: of a token's experts or, under quantized weights, of the keys that
-    have a weight.
+    `stepwise` says that a rounding may turn a choice: of a token's experts or, under quantized weights, of the keys
+    that have a weight.
     """
     found = _of_precision(options, quantized=quantized)
     if not stepwise or found == PLAIN:

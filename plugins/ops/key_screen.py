@@ -27,11 +27,10 @@ its lower end is at most the smallest upper end, so that the smallest logit is e
 
 **Many keys near the largest** raise tau further. If m keys have lower ends of v or more, their weights at the threshold
 f = v - m^(1 - alpha) / (alpha - 1), in logits, sum up to 1 already: m [(alpha - 1)(v - f)]^(1 / (alpha - 1)) = 1. So
-tau is no lower, and a key whose upper end is at most f has weight 0; m = 1 is the bound above. The kernels for CPUs take
-the largest such f over the best keys of groups, one for each vector lane and part of the keys, 256 at most
-(plugins/cpu/floors.h). The ordinary kernel
-drops logits below the f of the logits themselves, which is no smaller, before it looks for tau: so both look among the
-same ones, and the result stays the same bit for bit.
+tau is no lower, and a key whose upper end is at most f has weight 0; m = 1 is the bound above. The kernels for CPUs
+take the largest such f over the best keys of groups, one for each vector lane and part of the keys, 256 at most
+(plugins/cpu/floors.h). Where a screen may stand, the ordinary kernel drops logits below the f of the logits themselves,
+which is no smaller, before it looks for tau: so both look among the same ones, and the result is the same bit for bit.
 
 **What cannot be bounded.** A key with NaN or infinity, or longer than 2^60, has distance infinity and is always in
 doubt; for such a query all keys are. Zeros say that nothing is known of a key, so a cache that something else has

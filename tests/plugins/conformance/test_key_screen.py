@@ -172,7 +172,7 @@ def test_a_key_that_the_screen_leaves_out_is_not_read() -> None:
 
 
 def test_many_keys_near_the_largest_logit_leave_out_the_others() -> None:
-    """Logits 0 and -1 by turns, 16 keys each: a weight within 2 of the largest alone, and none for -1 beside a thousand zeros."""
+    """Logits 0 and -1 by turns, 16 keys each: -1 would have a weight beside one key at 0, and has none beside 2,000."""
     shape = Shape(sequences=((4096, 1),), kv_heads=1, group=2, head_dim=16, value_dim=16)
     case = screened_case(shape, shift=False, scale=1.0)
     table, below = case.inputs["block_table"][0], np.arange(4096) // 16 % 2 == 1
