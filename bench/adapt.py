@@ -162,7 +162,8 @@ def decode(teacher: Path, student: Path, contexts: str, passes: int, quantize: s
         options = () if quantize is None else ("--quantize", quantize)
         export_both(teacher, student, room(max(lengths)), folder, lambda: None, options)
         equal = None if quantize else equal_tokens(LLM(folder / "student"), student)
-        print(f"{equal} of {GREEDY_TOKENS} greedy tokens as PyTorch's student", flush=True)
+        if equal is not None:
+            print(f"{equal} of {GREEDY_TOKENS} greedy tokens as PyTorch's student", flush=True)
         rows = latencies(folder, lengths, passes)
     for row in rows:
         print(row)

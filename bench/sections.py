@@ -287,7 +287,9 @@ def adapt(result: Row) -> Iterator[str]:
 
 def adapt_decode(result: Row) -> Iterator[str]:
     """A line per context: the exported teacher and student, one stream."""
-    yield f"{result['greedy_tokens_equal']} greedy tokens of the student equal PyTorch's."
+    yield f"Weights in {result.get('weights', 'float32')}."
+    if result["greedy_tokens_equal"] is not None:
+        yield f"{result['greedy_tokens_equal']} greedy tokens of the student equal PyTorch's."
     yield ""
     columns = {
         "tokens before": field("context"),
