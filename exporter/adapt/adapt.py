@@ -61,7 +61,8 @@ class AdaptSettings:
     Attributes:
         text: files and folders.
         budget: the time of training in seconds.
-        dtype: of matrix products in training; "auto" is bfloat16 on a processor or GPU with instructions for it.
+        dtype: of matrix products in training; "auto" is bfloat16 on an x86 processor or a GPU with instructions
+            for it.
         layers: the first and the last whose projections are adapted; None: all.
         measure_length: the longest context of the perplexities by position; None: as far as the model goes, or two
             fifths of the time of training, and four times `length` at least.

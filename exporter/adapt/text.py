@@ -121,6 +121,7 @@ def _parquet(path: Path) -> Iterator[str]:
         raise InputError(
             f"{path} is read with the library datasets: pip install datasets; or give text files"
         ) from error
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it says of a damaged file is said below
     try:
         # Streamed, or the library copies the whole file to its cache first.
         rows = datasets.load_dataset("parquet", data_files=glob.escape(str(path)), split="train", streaming=True)

@@ -24,7 +24,6 @@ from sharp.exporter.adapt.adapt import AdaptSettings, adapt, measured_length
 from sharp.exporter.adapt.cli import adapt as command
 from sharp.exporter.adapt.recipe import Recipe
 from sharp.exporter.adapt.student import Student, make_student
-from sharp.exporter.adapt.text import read_text
 from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.adapted_model import attention_norms
@@ -266,35 +265,6 @@ def test_what_a_run_left_that_was_killed_while_it_wrote_is_removed(teacher, text
     (left / "model.safetensors").touch()
     adapt(str(teacher()), settings(text, tokens=24), str(tmp_path / "student"))
     assert (tmp_path / "student").is_dir() and not left.exists()
-
-
-def test_json_lines_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"{number} bottles\u2028hang\x85"}, ensure_ascii=False) for number in range(40)]
-    path = tmp_path / "text.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-    text = read_text((path,), tokenizer, 300, 8, "a smaller --length")
-    assert "39 bottles\u2028hang" in tokenizer.decode(torch.cat([text.train, text.held_out]))
-    path.write_text(lines[0] + "\n{}\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 2, is no JSON object with an entry 'text'"):
-        read_text((path,), tokenizer, 300, 8, "a smaller --length")
-
-
-def test_parquet_is_read(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    path, wrong = tmp_path / "text.parquet", tmp_path / "wrong.parquet"
-    lines = [f"{number} bottles" for number in range(40)]
-    datasets.Dataset.from_dict({"text": lines, "number": list(range(40))}).to_parquet(path)
-    datasets.Dataset.from_dict({"line": lines}).to_parquet(wrong)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-    text = read_text((tmp_path / "text.parquet",), tokenizer, 300, 8, "a smaller --length")
-    found = tokenizer.decode(torch.cat([text.train, text.held_out]))
-    assert all(line in found for line in lines)
-    with pytest.raises(InputError, match="has no column 'text'"):
-        read_text((wrong,), tokenizer, 300, 8, "a smaller --length")
-    wrong.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
-        read_text((wrong,), tokenizer, 300, 8, "a smaller --length")
 
 
 def test_figures_that_a_run_with_other_settings_left_are_measured_again(teacher, text: Path, tmp_path: Path) -> None:

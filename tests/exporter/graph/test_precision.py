@@ -110,6 +110,14 @@ def test_another_form_can_be_quantized(wide, sharp_export, tmp_path):
     assert stored_types(tmp_path / "out")[TensorProto.UINT8] > 0
 
 
+@pytest.mark.parametrize(("norm", "largest"), [("entmax", 1.0), ("softmax", 0.5)])
+def test_under_entmax_means_decide_of_quantized_weights(wide, sharp_export, tmp_path, norm, largest):
+    result = sharp_export(wide(norm), "--norm", norm, "--quantize", "int8", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    tolerance = json.loads((tmp_path / "out" / "report.json").read_text())["tolerance"]
+    assert (tolerance["logits"], tolerance["cached"], tolerance["mean_logits"]) == (largest, largest, 0.03)
+
+
 @pytest.mark.parametrize(
     ("norm", "positions", "dtype", "kv_dtype", "cached"),
     [
