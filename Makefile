@@ -4,12 +4,18 @@ MODEL ?= text-ssa
 PIP := .venv/bin/pip --disable-pip-version-check
 FOREIGN := litgpt==0.5.13 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 timm==1.0.31 torchvision==0.29.1 \
   torchtune==0.6.1 torchao==0.10.0 sentencepiece==0.2.3 tiktoken==0.14.0 omegaconf==2.4.0
+# llama.cpp, compiled from its source distribution, which also has its converter and the vocabularies of its own tests.
+LLAMA_CPP := llama-cpp-python==0.3.36 diskcache==5.6.3 sentencepiece==0.2.3
 # Two workers more than cores: many tests wait for servers, installers and clusters.
 WORKERS := $(shell expr $$(nproc) + 2)
-PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
-NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/*) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
+# After the restart of a lost worker, xdist's loadfile may wait for ever for what the lost one had left to do.
+PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+NATIVE := CMakeLists.txt $(wildcard cmake/*) $(wildcard plugins/cpu/* plugins/onnxruntime/* plugins/op/*.cc plugins/op/*.h) plugins/cuda/sharp_cuda.h $(wildcard proto/sharp/*/*.proto)
 
-.PHONY: setup demo test test-full foreign clients coverage mutants sanitize fuzz soak kernels gpu-wheel wheel arm-wheel release-dry-run docs lock lint format typing clean
+# Without it every process of the tests would compile each module again where the environment sets this variable.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup demo test test-full test-all foreign clients deploy-tools coverage mutants sanitize properties fuzz soak kernels gpu-wheel wheel arm-wheel release-dry-run docs lock lint format typing clean
 
 setup: .venv/installed
 
@@ -30,22 +36,44 @@ setup: .venv/installed
 demo: setup
 	.venv/bin/python -m sharp.serving.demo $(MODEL)
 
-# What a change can break, in under 5 minutes on two cores; tests/full and the marker `full` have what is slow or needs a
-# tool.
+# What a change can break, in 9 minutes on two cores: no test that takes over 2 seconds (tests/durations.json) or
+# needs a tool (tests/full and the marker `full`).
 test: setup
-	$(PYTEST) --ignore tests/full -m "not full"
+	TESTS_FAST_ONLY=1 $(PYTEST) --ignore tests/full -m "not full"
 
-test-full: setup
-	HYPOTHESIS_PROFILE=full $(PYTEST)
+# The slow tests, too; of those with parameters every eighth case (tests/conftest.py). `make test-all` takes all.
+# Ray's clusters come last and alone: Ray gives up nodes that other tests slow down while they start.
+test-full: export TESTS_SLOW_SHARE := 8
+test-full test-all: export HYPOTHESIS_PROFILE := full
+test-full test-all: setup
+	$(PYTEST) --ignore tests/full/ray
+	$(PYTEST) -n 1 tests/full/ray
 
-# Libraries for tests/full/modules whose pins conflict with ours, without what they depend on and apart from .venv; 90 MB.
-foreign: setup
+# Libraries for tests/full/modules whose pins conflict with ours, without what they depend on and apart from .venv (90 MB),
+# and llama.cpp for tests/full/gguf (200 MB, compiled once: minutes).
+foreign: setup build/llama_cpp/installed
 	@$(PIP) install --quiet --no-deps --upgrade --target build/foreign $(FOREIGN)
+
+build/llama_cpp/installed:
+	@echo "Compiling llama.cpp into build/llama_cpp"
+	@$(PIP) download --quiet --no-deps --no-binary :all: --dest build/llama_cpp $(firstword $(LLAMA_CPP))
+	@tar -xf build/llama_cpp/llama_cpp_python-*.tar.gz -C build/llama_cpp --strip-components 3 --wildcards \
+	  '*/llama.cpp/models/ggml-vocab-*' '*/llama.cpp/convert_hf_to_gguf.py' '*/llama.cpp/conversion' '*/llama.cpp/gguf-py'
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF" $(PIP) install --quiet --no-deps --upgrade --target build/llama_cpp \
+	  --no-binary llama-cpp-python $(LLAMA_CPP)
+	@touch $@
 
 # Other people's clients and tools, at pinned versions in build/clients (7 GB), against a server; writes docs/compatibility.md.
 clients: setup
 	bash tests/full/clients/install.sh $(PYTHON)
 	.venv/bin/python -m tests.full.clients.table
+
+# What tests/full/deploy builds and runs the images with, without Docker or a registry: buildah, podman with runc, debootstrap;
+# and Helm's library, which renders the chart.
+deploy-tools:
+	@bash tests/full/deploy/tools.sh
+	@test -d build/helm || $(PIP) install --quiet --no-deps --target build/helm helm-python-sdk==0.2.2
+	@mkdir -p build && touch build/deploy-tools
 
 # Branches of Python, with the tests of `make test`, and which test ran which line.
 coverage: setup
@@ -57,7 +85,7 @@ mutants: setup
 	for package in engine models exporter; do .venv/bin/python -m tests.mutants $$package $(MUTANTS) || exit; done
 
 # A server under mixed load, hostile clients among it, for an hour: fails where something grows, or a token is lost.
-# SOAK="--minutes 5 --output FILE" says otherwise.
+# SOAK="--minutes 5 --output FILE" says otherwise; --hostile adds a stranger's attacks.
 soak: setup
 	.venv/bin/python -m tests.full.soak $(SOAK)
 
@@ -73,6 +101,13 @@ sanitize: setup
 	  tests/plugins/conformance/test_kernel_edges.py tests/plugins/conformance/test_kernel_reach.py \
 	  tests/plugins/conformance/test_key_screen.py tests/plugins/test_bad_input.py tests/plugins/test_sampling.py
 
+# The properties of conversations for 50,000 new examples each, hours in all: calls in any text however it is cut, and what
+# the server sent as history of every protocol. PROPERTIES="-k accepted" chooses some of them.
+properties: setup
+	HYPOTHESIS_PROFILE=many $(PYTEST) --timeout 0 --dist load tests/serving/text/test_chat_forms.py \
+	  tests/serving/frontends/http/test_round_trips.py tests/serving/frontends/http/test_tools.py -k "sent or however or damaged or thoughts" \
+	  $(PROPERTIES)
+
 # Every fuzz target by coverage, an hour in all; the kernels need clang (Debian: clang, libclang-rt-dev). What runs new code is
 # kept in build/fuzz/corpus. FUZZ="--minutes 5 --target grpc-generate --output FILE" says otherwise.
 fuzz: setup
@@ -81,7 +116,7 @@ fuzz: setup
 # The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
 # make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".
 kernels: setup
-	.venv/bin/python -m sharp.plugins.build_kernels $(KERNELS)
+	.venv/bin/python -m sharp.plugins.cuda.build_kernels $(KERNELS)
 
 # A wheel with the libraries for GPUs, over what `make kernels` has compiled, for machines like this one; `make wheel` makes one without.
 gpu-wheel: setup
@@ -131,10 +166,12 @@ lint: typing
 	@test -z "$$(git ls-files --modified --others --exclude-standard .editor)" || { echo "Commit what make typing has written to .editor"; exit 1; }
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray -p bench
+	.venv/bin/mypy -p sharp.core -p sharp.plugins -p sharp.models -p sharp.exporter -p sharp.serving -p sharp.proto -p sharp.ray -p bench
 	.venv/bin/clang-format --dry-run --Werror $$(git ls-files 'plugins/*.cc' 'plugins/*.h')
 	.venv/bin/python -m tests.words
 	.venv/bin/python -m tests.links
+	.venv/bin/python -m tests.line_lengths
+	.venv/bin/python -m sharp.plugins.op.generate --check
 
 format: setup
 	.venv/bin/ruff check --fix .

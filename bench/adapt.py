@@ -27,7 +27,7 @@ MEMORY_SUBJECTS = ("sdpa", "softmax", "entmax", "ssa", "adaptive-temperature")
 
 @click.group()
 def main() -> None:
-    """Measure `sharp adapt`."""
+    """Measure the students that `sharp adapt` makes: quality, decode speed, memory; one subcommand each."""
 
 
 @main.command()
@@ -38,8 +38,9 @@ def main() -> None:
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the student here; a killed run goes on.")
 @click.option("--output", "out", type=click.Path(path_type=Path))
 def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: Path | None, out: Path | None) -> None:
-    """Adapt MODEL and keep the report."""
-    from sharp.exporter.adapt.adapt import AdaptSettings, adapt
+    """Adapt MODEL to a norm by `sharp adapt`, and write its report as a benchmark result."""
+    from sharp.exporter.adapt.adapt import adapt
+    from sharp.exporter.adapt.settings import AdaptSettings
 
     with tempfile.TemporaryDirectory() as temporary:
         student = folder or Path(temporary) / "student"
@@ -56,13 +57,14 @@ def quality(model: Path, norm: str, tokens: int, held_out: Path | None, folder: 
 @click.option("--output", "out", type=click.Path(path_type=Path))
 def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
     """Train MODEL twice from the same start: with the norm from the first step, and on a path to it from softmax."""
+    from sharp.core.licence import licence
     from sharp.exporter.adapt.figures import token_losses, windows_of
     from sharp.exporter.adapt.recipe import Recipe
     from sharp.exporter.adapt.student import make_student
     from sharp.exporter.adapt.text import encode, read_text
     from sharp.exporter.adapt.training import Progress, train
-    from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
-    from sharp.exporter.verification.perplexity import licence, perplexity
+    from sharp.exporter.sources.norm_options import NO_OPTIONS
+    from sharp.exporter.verification.perplexity import perplexity
 
     rows = []
     for path in ("jump", "walk"):
@@ -75,7 +77,7 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
             if path == "walk" and norm == "ssa":
                 walk_on(student, (progress.step + 1) / progress.steps)
 
-        after(Progress(-1, steps, 0.0, 0.0, 0.0, 0.0))
+        after(Progress(-1, steps, 0.0, 0.0, 0.0))
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             recipe = Recipe(steps, LENGTH, 1, path=path == "walk")
@@ -91,13 +93,16 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
 
 
 def walk_on(student: Any, share: float) -> None:
-    """SSA at this share of the run: n falls from 16 to 2 in its first half, and b is 2 / n."""
+    """Set SSA's parameters of `student`, in place, to this share (0 to 1) of the run.
+
+    In the first half of the run n falls from 16 to 2, and b is 2 / n. Afterwards nothing is set.
+    """
     from sharp.models.adapted_model import attention_norms
 
     if (way := min(1.0, 2 * share)) < 1:
         n = 16 ** (1 - way) * 2**way
-        for one in attention_norms(student.model):
-            one.head_parameters.fill(2 / n, n)
+        for attention_norm in attention_norms(student.model):
+            attention_norm.head_parameters.fill(2 / n, n)
 
 
 @main.command()
@@ -105,16 +110,19 @@ def walk_on(student: Any, share: float) -> None:
 @click.option("--length", default=1024, show_default=True)
 @click.option("--output", "out", type=click.Path(path_type=Path))
 def temperature(model: Path, length: int, out: Path | None) -> None:
-    """Perplexity by position of MODEL, which is not trained, with each polynomial: with its own logits, and divided."""
+    """Measure the perplexity by position of MODEL, not trained, with each polynomial of adaptive temperature.
+
+    Each is measured with the model's own logits, and with logits divided by the polynomial's usual factor.
+    """
     from dataclasses import replace
 
+    from sharp.core.licence import licence
     from sharp.exporter.adapt.figures import along_context
     from sharp.exporter.adapt.student import make_student
     from sharp.exporter.adapt.text import encode
-    from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
-    from sharp.exporter.verification.perplexity import licence
+    from sharp.exporter.sources.norm_options import NO_OPTIONS
     from sharp.models.adapted_model import attention_norms
-    from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
+    from sharp.plugins.op.attributes import TEMPERATURE_PRESETS
 
     student = make_student(model, "adaptive-temperature", NO_OPTIONS, 1, None, LENGTH, 0)
     opened = student.opened
@@ -149,7 +157,7 @@ def temperature(model: Path, length: int, out: Path | None) -> None:
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="The weights of both.")
 @click.option("--output", "out", type=click.Path(path_type=Path))
 def decode(teacher: Path, student: Path, contexts: str, passes: int, quantize: str | None, out: Path | None) -> None:
-    """Milliseconds a token of the exported TEACHER and STUDENT, interleaved, one stream, after texts of each length.
+    """Measure milliseconds per token of TEACHER and STUDENT, exported and interleaved, after texts of each length.
 
     The first greedy tokens are compared with those of PyTorch's student where weights are float32.
     """
@@ -174,7 +182,10 @@ def decode(teacher: Path, student: Path, contexts: str, passes: int, quantize: s
 
 
 def equal_tokens(model: Any, student: Path) -> int:
-    """How many of the first greedy tokens are those of transformers."""
+    """Return how many greedy tokens of `model`, an `LLM`, equal those of transformers before the first that differs.
+
+    Both complete a text of up to 200 tokens by 64; `student` is the Hugging Face folder.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -194,7 +205,7 @@ def equal_tokens(model: Any, student: Path) -> int:
 
 
 def documentation() -> str:
-    """Python's own, as `sharp adapt` trains on it."""
+    """Return the first 4,000 characters of Python's own documentation, on which `sharp adapt` trains."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics.values())[:4000]
@@ -204,10 +215,13 @@ def documentation() -> str:
 @click.option("--tokens", default=8192, show_default=True)
 @click.option("--output", "out", type=click.Path(path_type=Path))
 def memory(tokens: int, out: Path | None) -> None:
-    """Peak memory of one layer's attention, forward and backward: 9 query and 3 KV heads of 64, float32."""
+    """Measure the peak memory of one layer's attention, forward and backward, for each attention function.
+
+    The layer has 9 query and 3 KV heads of 64 channels, in float32.
+    """
     rows = []
     for subject in MEMORY_SUBJECTS:
-        # A process each: the peak of a process never falls.
+        # Every subject has a process of its own, because the peak of a process never falls.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             rows.append({"subject": subject, "tokens": tokens, **pool.apply(measure, (subject, tokens))})
         print(rows[-1])
@@ -215,7 +229,10 @@ def memory(tokens: int, out: Path | None) -> None:
 
 
 def measure(subject: str, tokens: int) -> dict[str, Any]:
-    """Bytes that the process grew by at its peak, above its inputs."""
+    """Return, as the entry mib, by how much the peak memory of this process grew in a forward and backward pass.
+
+    `subject` is one of `MEMORY_SUBJECTS`: sdpa for torch's attention, otherwise a norm. The process must be a new one.
+    """
     import torch
 
     from sharp.models.normalized_attention import normalized_attention
@@ -234,7 +251,7 @@ def measure(subject: str, tokens: int) -> dict[str, Any]:
             output = normalized_attention(query, key, value, norm=subject, head_params=params, causal=True)
         output.square().sum().backward()
 
-    run(64)  # libraries are loaded
+    run(64)  # loads the libraries
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run(tokens)
     return {"mib": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)}

@@ -5,7 +5,7 @@ python -m bench.attention [--data smollm2 | gaussian | CHECKPOINT:NORM] [--phase
 Subjects are interleaved, one pass over all layers each, so that a slow minute of the machine hits all of them. A ratio
 is the median over rounds, of two subjects in the same round, or of a subject and the streaming read just before it,
 which measures memory bandwidth. The caches of all layers together are larger than the processor's caches where they are
-in a real model too. "ours" goes through ONNX Runtime, with the caches in place.
+in a real model too. Sharp's op goes through ONNX Runtime, with the caches in place.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.attention_data import Layer, captured, gaussian, smollm2
+from bench.attention_data import LayerInputs, captured, gaussian, smollm2
 from bench.attention_subjects import (
     PagedInputs,
     Step,
@@ -36,8 +36,8 @@ from bench.attention_subjects import (
 )
 from bench.interleaving import pause
 from bench.result_file import PACKAGES, header, write
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.core.cli import SharpCommand
+from sharp.plugins.op.schema import NORMALIZERS
 
 PHASES = {"decode": (1, 1), "decode8": (8, 1), "prefill": (1, 0)}  # sequences, queries (0: all)
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -45,13 +45,18 @@ LAYERS_BYTES = 600e6  # key-value cache of all layers of a subject; more than th
 READ_BYTES = 1 << 30
 LONG_PROMPT = 32768  # tokens from which a pass takes seconds, and one layer is enough
 WARM_SECONDS = 0.1  # threads that were asleep wake up on one core and are slow until they are moved apart
-LONG_STEP_SECONDS = 10.0  # a longer step needs no warm-up: the one that its memory is taken from is its first time too
+LONG_STEP_SECONDS = 10.0  # a longer step needs no warm-up: the step whose memory is measured is timed, too
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One subject on one workload; times are medians per layer."""
+    """The measurement of one attention kernel (`subject`) in one phase at one context.
+
+    Times are medians, in milliseconds per layer; `passes` has that of every round. `bandwidth_ratio` is cache bytes per
+    second over memory bandwidth, `peak_ratio` operations per second over torch's matrix product, `extra_mb` the peak
+    memory of a step, `spread` the interquartile range over the median.
+    """
 
     data: str
     phase: str
@@ -59,18 +64,21 @@ class Row:
     subject: str
     cache_dtype: str
     milliseconds: float
-    best_milliseconds: float  # the fastest pass: what is left when the machine is shared
+    best_milliseconds: float  # the fastest pass, which other work on the machine disturbs least
     cache_bytes: int
     operations: int
     bandwidth_ratio: float  # cache bytes per second / memory bandwidth just before; above 1 where bytes are skipped
     peak_ratio: float  # operations per second / the machine's float32 matrix product
-    extra_mb: float  # peak resident memory during a step above that before it
+    extra_mb: float  # peak resident memory during a step, minus that before the step
     spread: float  # (third quartile - first) / median of the passes
     passes: tuple[float, ...]  # milliseconds per layer in every round
 
 
 def read_bandwidth(threads: int, clock: Clock) -> Callable[[], float]:
-    """A pass that reads 1 GiB with all threads; returns bytes per second."""
+    """Return a function that reads 1 GiB with all threads and returns the bytes per second.
+
+    Torch's number of threads is set to `threads`, for the whole process; `clock` returns seconds.
+    """
     torch.set_num_threads(threads)
     numbers = torch.ones(READ_BYTES // 4)
 
@@ -82,9 +90,13 @@ def read_bandwidth(threads: int, clock: Clock) -> Callable[[], float]:
     return read
 
 
-def matrix_peak(threads: int, clock: Clock, size: int = 2048) -> float:
-    """Float32 operations per second of torch's matrix product, the best of 5."""
+def matrix_peak(threads: int, clock: Clock) -> float:
+    """Return the float32 operations per second of torch's product of matrices [2048, 2048], the best of 5.
+
+    Torch's number of threads is set to `threads`, for the whole process.
+    """
     torch.set_num_threads(threads)
+    size = 2048
     a, b = torch.rand(size, size), torch.rand(size, size)
     best = 0.0
     for _ in range(5):
@@ -95,7 +107,7 @@ def matrix_peak(threads: int, clock: Clock, size: int = 2048) -> float:
 
 
 def first_step(step: Step, clock: Clock) -> tuple[float, float]:
-    """Peak resident memory of one step above what was resident before, in MB, and its seconds."""
+    """Return the peak resident memory of one step (of layer 0) above the memory before, in MB, and its seconds."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
     before = _status_kb("VmRSS")
     began = clock()
@@ -110,7 +122,7 @@ def _status_kb(field: str) -> int:
 
 
 def time_pass(step: Step, layers: int, clock: Clock) -> float:
-    """Seconds per layer of one pass over all layers, in the middle of steady work."""
+    """Return the seconds per layer of one pass over all layers, after steps of the last layer for 0.1 s."""
     warm = time.perf_counter() + WARM_SECONDS
     step(layers - 1)
     while time.perf_counter() < warm:
@@ -121,8 +133,11 @@ def time_pass(step: Step, layers: int, clock: Clock) -> float:
     return (clock() - began) / layers
 
 
-def workload(name: str, layers: list[Layer], phase: str, context: int) -> Workload:
-    """The workload with as many layers as `LAYERS_BYTES` allows."""
+def workload(name: str, layers: list[LayerInputs], phase: str, context: int) -> Workload:
+    """Return the workload of a phase (of `PHASES`) with as many of the layers as `LAYERS_BYTES` allows, at least one.
+
+    A prompt has at most three layers, one from 32,768 tokens on.
+    """
     sequences, queries = PHASES[phase]
     work = Workload(name, layers, sequences, context, queries or context)
     count = max(1, min(len(layers), int(LAYERS_BYTES // work.cache_bytes(4))))
@@ -132,8 +147,8 @@ def workload(name: str, layers: list[Layer], phase: str, context: int) -> Worklo
     return replace(work, layers=chosen)
 
 
-def subjects(work: Workload, options: "Options") -> Iterator[tuple[str, str, Step]]:
-    """(subject, cache dtype, step)."""
+def subjects(work: Workload, options: "SubjectOptions") -> Iterator[tuple[str, str, Step]]:
+    """Yield (subject, cache dtype, step) for every subject of the options."""
     for dtype in options.dtypes:
         inputs = PagedInputs(work, dtype)
         in_order = PagedInputs(work, dtype, blocks_in_order=True) if options.blocks_in_order else inputs
@@ -155,14 +170,17 @@ def subjects(work: Workload, options: "Options") -> Iterator[tuple[str, str, Ste
     if options.peers:
         yield "torch SDPA", "float32", sdpa(work, options.threads)
         yield "ONNX Runtime GQA", "float32", group_query_attention(work, options.threads)
-        # A prompt's weights are all in memory, and sorted.
+        # The package has all weights of a prompt in memory and sorts them, so long prompts are left out.
         if "entmax" in options.normalizers and work.queries * work.context <= 2**22:
             yield "entmax package", "float32", entmax_package(work, options.threads)
 
 
 @dataclass(frozen=True)
-class Options:
-    """What of the matrix to run."""
+class SubjectOptions:
+    """The options that choose which attention kernels are measured, on which cache dtypes, and how.
+
+    `block_sizes` are measured beside the usual size of 16; `clock` returns seconds.
+    """
 
     normalizers: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -172,12 +190,12 @@ class Options:
     statistics: bool
     screen: bool
     blocks_in_order: bool
-    block_sizes: tuple[int, ...]  # beside the usual one
+    block_sizes: tuple[int, ...]  # beside the usual size of 16
     clock: Clock
 
 
-def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], float, float]:
-    """Rows of all subjects on one workload, with the read bandwidth and the matrix peak of the same minutes."""
+def measure(work: Workload, phase: str, options: SubjectOptions) -> tuple[list[Row], float, float]:
+    """Return the rows of all subjects on one workload, with memory bandwidth and matrix peak of the same minutes."""
     chosen = list(subjects(work, options))
     read, layers = read_bandwidth(options.threads, options.clock), len(work.layers)
     memory: list[float] = []
@@ -223,7 +241,7 @@ def measure(work: Workload, phase: str, options: Options) -> tuple[list[Row], fl
 
 
 def print_rows(rows: list[Row]) -> None:
-    """A table with the times relative to the peers in the same workload."""
+    """Print a table with the times, and how many times as fast each row is as softmax and the peers in its workload."""
     table = Table(
         *("data", "phase", "context", "subject", "cache", "ms", "best", "of bandwidth", "of peak", "extra MB", "spread")
     )
@@ -256,7 +274,7 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Time over context, a panel per phase, a line per subject."""
+    """Plot time over context, with a panel per phase and a line per subject and cache dtype, to the file `path`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -281,8 +299,14 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
-    """Name and layers of `--data`."""
+def load_layers(data: str, longest: int) -> tuple[str, list[LayerInputs]]:
+    """Return the name and the layers of `--data`: smollm2, gaussian or CHECKPOINT:NORM.
+
+    Gaussian layers have `longest` tokens, at most 32,768; a checkpoint reads a text, once (`captured`).
+
+    Raises:
+        InputError: the checkpoint cannot be read, or the package of SmolLM2 is not installed.
+    """
     if data == "gaussian":
         return data, gaussian(3, min(longest, 32768))
     if data == "smollm2":
@@ -307,7 +331,9 @@ def load_layers(data: str, longest: int) -> tuple[str, list[Layer]]:
 @click.option("--statistics/--no-statistics", default=False, show_default=True, help="Also with statistics on.")
 @click.option("--screen/--no-screen", default=True, show_default=True, help="entmax and sparsemax also with one.")
 @click.option("--blocks-in-order", is_flag=True, help="Also over blocks that are neighbours in memory.")
-@click.option("--block-sizes", default="", help="Also over caches in blocks of so many keys, with commas between.")
+@click.option(
+    "--block-sizes", default="", help="Also over caches in blocks of these numbers of keys, separated by commas."
+)
 @click.option("--processor-time", is_flag=True, help="Of the process, with --threads 1: for a machine that others use.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write; the plot has its name, as PNG.")
 def main(
@@ -328,7 +354,7 @@ def main(
     processor_time: bool,
     output: Path | None,
 ) -> None:
-    """Measure every row of the matrix that the options leave."""
+    """Measure attention of Sharp and its peers: every phase, context, normalizer and cache dtype of the options."""
     chosen = tuple(normalizers.split(","))
     for option, given, known in (
         ("normalizers", normalizers, (*NORMALIZERS, "sparsemax")),
@@ -345,7 +371,7 @@ def main(
         raise click.UsageError("--processor-time adds up the time of all threads; give --threads 1")
     clock = time.process_time if processor_time else time.perf_counter
     sizes = tuple(int(size) for size in block_sizes.split(",") if size)
-    options = Options(
+    options = SubjectOptions(
         chosen, tuple(dtypes.split(",")), threads, repetitions, peers, statistics, screen, blocks_in_order, sizes, clock
     )
     lengths = [int(context) for context in contexts.split(",")]

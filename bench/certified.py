@@ -4,7 +4,7 @@ Where no weight is zero, keys and values of small weight could be taken from cop
 on queries, keys and values of SmolLM2: no kernel does it. docs/key-screen.md has the result.
 
 **The bound.** A row reads the set E in full and the others, R, from the copies: a key's logit lies in [l, u] with the
-middle m (`plugins/ops/key_screen.py`), its value is v = v' + e with |e| <= r. With a = g(z) in E and g(m) in R, g the
+middle m (`plugins/op/key_screen.py`), its value is v = v' + e with |e| <= r. With a = g(z) in E and g(m) in R, g the
 normalizer before its sum (e^z, or SSA's), and the output o' = sum a v' / sum a, the true weights are a (1 + d) with
 |d| <= h = max(g(u) / g(m) - 1, 1 - g(l) / g(m)). As sum a (v' - o') = 0,
 
@@ -24,11 +24,11 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.attention_data import Layer, captured, smollm2
+from bench.attention_data import LayerInputs, captured, smollm2
 from bench.result_file import header, write
-from sharp.plugins.ops.key_screen import Screen, in_doubt, intervals, screen_of
-from sharp.plugins.ops.normalizers import Normalizer, normalize
-from sharp.plugins.ops.schema import DEFAULT_ALPHA
+from sharp.plugins.op.key_screen import Screen, in_doubt, intervals, screen_of
+from sharp.plugins.op.normalizers import Normalizer, normalize
+from sharp.plugins.op.schema import DEFAULT_ALPHA
 
 Floats = NDArray[np.float64]
 STRIP = 16  # keys that a kernel reads together
@@ -44,7 +44,7 @@ def _ssa(z: Floats, _highest: float) -> Floats:
 
 
 def inverse_temperature(z: Floats) -> float:
-    """Of adaptive temperature, for a row of logits [n]."""
+    """Return the inverse temperature of adaptive temperature for a row of logits [n]."""
     _, statistics = normalize(z, Normalizer("adaptive_softmax"))
     return statistics.inverse_temperature
 
@@ -57,24 +57,24 @@ def read_in_full(
     values: tuple[Floats, Floats, Floats],
     tolerance: float,
 ) -> NDArray[np.bool_]:
-    """Which of n keys must be read in full [n].
+    """Return which of n keys must be read in full, bool [n], for one row of attention.
 
     Args:
-        g: the normalizer before its sum.
+        g: the normalizer before its sum, called as g(logits, an upper bound of all logits).
         beta: inverse temperature.
         z: logits [n].
-        ends: of the intervals of z, [n] each.
-        values: [n, dim], their copies in 8 bits, and bounds [n] on what these leave out.
-        tolerance: of |o - o'|, over the largest |v|.
+        ends: the lower and upper ends of the intervals of z that the copies give, [n] each.
+        values: the values [n, dim], their copies in 8 bits, and bounds [n] on what the copies leave out.
+        tolerance: the limit of |o - o'|, divided by the largest |v|.
     """
-    low, high = (beta * one for one in ends)
+    low, high = (beta * end for end in ends)
     highest = float(high.max())
     value, copy, rest = values
     exact = g(beta * z, highest)
     middle, least = g((low + high) / 2, highest), g(low, highest)
     output, limit = exact @ value / exact.sum(), tolerance * float(np.linalg.norm(value, axis=1).max())
     relative = np.maximum(g(high, highest) / middle - 1, 1 - least / middle)
-    away = np.linalg.norm(copy - output, axis=1) + limit  # o' is that near to o
+    away = np.linalg.norm(copy - output, axis=1) + limit  # because |o - o'| is at most the limit
     terms = middle * (relative * (away + rest) + rest)
     order = np.argsort(terms)
     sums = np.cumsum(terms[order])
@@ -85,8 +85,12 @@ def read_in_full(
     return full
 
 
-def measure(layer: Layer, tokens: int, queries: int, tolerance: float) -> dict[str, dict[str, float]]:
-    """Of the last `queries` queries over `tokens` keys: the share of keys and strips that a group of heads needs."""
+def measure(layer: LayerInputs, tokens: int, queries: int, tolerance: float) -> dict[str, dict[str, float]]:
+    """Return the shares of keys and strips that the query heads of a KV head need, for the last `queries` of `tokens`.
+
+    The result has, for each normalizer, means over KV heads and queries: keys, and strips of 16 keys with at least one
+    such key. `tokens` is a multiple of 16; `tolerance` is that of `read_in_full`.
+    """
     data = layer.context(tokens)
     group = data.query.shape[1] // data.key.shape[1]
     found: dict[str, list[NDArray[np.bool_]]] = {"softmax": [], "ssa": [], "adaptive_softmax": [], "entmax": []}
@@ -128,16 +132,16 @@ def measure(layer: Layer, tokens: int, queries: int, tolerance: float) -> dict[s
 @click.option("--tolerance", default=1e-3, show_default=True, help="Error over the largest value's length.")
 @click.option("--output", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(contexts: str, queries: int, layers: int, tolerance: float, output: Path | None) -> None:
-    """Measure on SmolLM2's captures; bytes are those of a float32 cache."""
+    """Measure the share of SmolLM2's keys that attention must read in full, with 8-bit copies of all keys."""
     chosen = captured(smollm2(), "softmax")[:layers]
     dim = chosen[0].key.shape[2]
-    copy = (dim + 8) / (8 * dim)  # of keys or of values, over what a full read of both takes
+    copy = (dim + 8) / (8 * dim)  # bytes of a copy of keys or of values, divided by those of both in full
     rows: list[dict[str, Any]] = []
     for tokens in map(int, contexts.split(",")):
         by_layer = [measure(layer, tokens, queries, tolerance) for layer in chosen]
         for name in by_layer[0]:
-            keys, strips = (float(np.mean([one[name][of] for one in by_layer])) for of in ("keys", "strips"))
-            copies = copy if name == "entmax" else 2 * copy  # entmax needs none of the values
+            keys, strips = (float(np.mean([shares[name][of] for shares in by_layer])) for of in ("keys", "strips"))
+            copies = copy if name == "entmax" else 2 * copy  # entmax needs no copy of the values
             rows.append(
                 {
                     "context": tokens,

@@ -3,9 +3,10 @@
 python -m bench.embeddings [--checkpoint FOLDER] [--texts 512] [--threads 2] [--output bench/results/embeddings.json]
 
 The checkpoint is a folder of sentence-transformers; without one it is random, of MiniLM's size (6 layers of 384).
-The texts are words of the licence, of lognormal lengths as sentences and paragraphs have. Both begin with text, so both
-tokenize. "together" encodes all texts in one call, "apart" each in a call of its own; of ours these are requests that
-wait together, as in a server, whose HTTP is not measured. Rounds go round the subjects, and medians are compared.
+The texts are words of the licence, of lognormal lengths as sentences and paragraphs have. Both begin with a text, so
+both tokenize. "together" encodes all texts in one call, and "apart" each text in a call of its own. For Sharp the
+latter are requests that wait together, as in a server, whose HTTP is not measured. Rounds go round the subjects, and
+medians are compared.
 On a machine with other work: --threads 1 --processor-time.
 """
 
@@ -22,13 +23,13 @@ import numpy as np
 
 from bench.interleaving import pause
 from bench.result_file import header, write
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
+from sharp.core.machine import available_cpus
 from sharp.serving.api.encoding import EncodeRequest
 from sharp.serving.api.events import ComputedRows, Failed
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.encoder.folder import load_encoder_folder
 from sharp.serving.encoder_config import EncoderConfig
-from sharp.serving.machine import available_cpus
 
 PACKAGES = ("sharp-attention", "onnxruntime", "sentence-transformers", "transformers", "torch", "numpy")
 MINILM = {
@@ -46,14 +47,18 @@ Encode = Callable[[Sequence[str], bool], Any]  # texts, together -> embeddings [
 
 
 def random_texts(count: int) -> list[str]:
-    """Texts of words, most of a sentence's length."""
+    """Return texts of random words of the licence, most of them as long as a sentence; the same in every call."""
     words, generator = WORDS.read_text(encoding="utf-8").split(), random.Random(0)
     lengths = [max(1, int(generator.lognormvariate(np.log(MEDIAN_WORDS), SPREAD))) for _ in range(count)]
     return [" ".join(generator.choices(words, k=length)) for length in lengths]
 
 
 def sharp(folder: Path, threads: int) -> Encode:
-    """Our engine in this process."""
+    """Return an encoder that is Sharp's engine in this process, over an exported folder.
+
+    The encoder takes texts and whether they are encoded in one request; it returns embeddings [texts, size] of length
+    1, and raises the error of a request that fails.
+    """
     encoder, _, engine = load_encoder_folder(
         folder, BackendConfig(threads=threads), EngineConfig(attention_interval=0), EncoderConfig()
     )
@@ -77,7 +82,11 @@ def sharp(folder: Path, threads: int) -> Encode:
 
 
 def sentence_transformers(checkpoint: Path, threads: int) -> Encode:
-    """The peer, as its documents use it."""
+    """Return an encoder that is sentence-transformers on the CPU, used as in its documentation.
+
+    The encoder takes texts and whether they are encoded in one call; it returns embeddings [texts, size] as the
+    checkpoint makes them. Torch's threads are set to `threads`.
+    """
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -109,7 +118,7 @@ def main(
     small: bool,
     output: Path | None,
 ) -> None:
-    """Measure, and print and write what was found."""
+    """Measure the embeddings per second of Sharp's engine and of sentence-transformers."""
     from tests.sentence_encoders import export_encoder, save_sentence_encoder
 
     clock = time.thread_time if processor_time else time.perf_counter
@@ -148,8 +157,8 @@ def main(
                 {"texts": name, "subject": subject, "texts_per_second": rate, "seconds": seconds[subject]}
                 for subject, rate in rates.items()
             ]
-            result["rows"][-2]["ratio"] = ratio  # of ours
-            print(f"{name}: {', '.join(f'{one} {rate:.1f}/s' for one, rate in rates.items())}, ratio {ratio:.2f}")
+            result["rows"][-2]["ratio"] = ratio  # of Sharp's row
+            print(f"{name}: {', '.join(f'{peer} {rate:.1f}/s' for peer, rate in rates.items())}, ratio {ratio:.2f}")
     print(f"largest difference {result['largest_difference']:.1e}")
     write(output, result)
     if result["largest_difference"] > MOST_DIFFERENCE:

@@ -1,11 +1,11 @@
-"""What the engine adds to the model's own time in a decoding step, and what the prefix cache saves.
+"""The time that the engine adds to the model's own in a decoding step, and the time that the prefix cache saves.
 
 python -m bench.engine_step FOLDER [--streams 16] [--output bench/results/engine_step.json]
 
 "engine_ms" is the processor time of the engine's thread outside the model, the median over steps in which `streams`
-requests each get one token; "step_ms" is the whole step by the clock. "times_one_stream" is the throughput of so many
-greedy streams over that of one, whose step takes "one_stream_ms". "first_token_s" is for a new prompt and for one that
-shares all but its last token with it.
+requests each get one token; "step_ms" is the whole step by the clock. "times_one_stream" is the throughput of `streams`
+greedy streams over that of a single one, whose step takes "one_stream_ms". "first_token_s" is for a new prompt, and
+"shared_first_token_s" for another prompt that shares all but its last token.
 """
 
 import statistics
@@ -17,9 +17,9 @@ import click
 
 from bench.result_file import header, write
 from sharp import LLM, SamplingParams
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
 from sharp.serving.api.request import GenerateRequest
-from sharp.serving.backends import Batch, StepOutput
+from sharp.serving.backends import StepInputs, StepOutput
 from sharp.serving.config import EngineConfig
 
 CASES: dict[str, dict[str, Any]] = {
@@ -35,12 +35,16 @@ PROMPT_TOKENS = 64
 
 
 def prompt(length: int, number: int, vocab: int) -> list[int]:
-    """Token ids that no other number shares."""
+    """Return `length` token ids below `vocab`, which prompts of other numbers do not begin with."""
     return [3 + (7 * i * i + 3 * i + 101 * number) % (vocab - 3) for i in range(length)]
 
 
 def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) -> dict[str, float]:
-    """The medians over steps in which every stream decodes."""
+    """Return medians over the steps in which every stream decodes: engine_ms and step_ms.
+
+    engine_ms is the processor time of the engine outside the model, step_ms the time of the whole step, both in
+    milliseconds. Every stream generates `steps` + 8 tokens with `params` of `SamplingParams`.
+    """
     engine = llm._engine
     sampling = SamplingParams(seed=0, max_tokens=steps + 8, ignore_eos=True, **params)
     for number in range(streams):
@@ -49,7 +53,7 @@ def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) ->
     backend = engine._backend
     in_model = 0.0
 
-    def timed(batch: Batch) -> StepOutput:
+    def timed(batch: StepInputs) -> StepOutput:
         nonlocal in_model
         began = time.thread_time()
         output = type(backend).step(backend, batch)
@@ -60,7 +64,7 @@ def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) ->
     whole, outside = [], []
     while engine.has_work:
         decoding = len(engine.scheduler.running) == streams and all(
-            one.remaining == 1 for one in engine.scheduler.running
+            sequence.remaining == 1 for sequence in engine.scheduler.running
         )
         began, processor = time.perf_counter(), time.thread_time()
         engine.step()
@@ -73,7 +77,10 @@ def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) ->
 
 
 def measure_prefix(llm: LLM, length: int) -> dict[str, float]:
-    """Time to the first token of a prompt and of another one with the same start."""
+    """Return the seconds to the first token of a new prompt, and of another prompt with the same start.
+
+    The entries are tokens (`length`, the tokens of the shared start), first_token_s and shared_first_token_s.
+    """
     shared = prompt(length, 1000, llm.model.manifest.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=1)
     seconds = [llm.generate([[*shared, last]], params)[0].timing.time_to_first_token or 0.0 for last in (5, 6)]
@@ -87,7 +94,7 @@ def measure_prefix(llm: LLM, length: int) -> dict[str, float]:
 @click.option("--prefix", default=2048, show_default=True, help="Tokens of the shared start.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(folder: str, streams: int, steps: int, prefix: int, output: Path | None) -> None:
-    """Measure every case and write the results."""
+    """Measure the engine's share of a decode step in each case, and what the prefix cache saves."""
     llm = LLM(folder, engine=EngineConfig(attention_interval=0, max_sequences=max(64, streams), speculative_tokens=0))
     measure_steps(llm, streams, 4, {"temperature": 0})  # the first steps take memory from the system
     alone = measure_steps(llm, 1, steps, {"temperature": 0})["step_ms"]

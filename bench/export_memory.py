@@ -20,13 +20,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.result_file import header, write
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
 
 TARGET_FACTOR, TARGET_BYTES = 1.3, 2_000_000_000
 
 
 def write_model(folder: Path, hidden: int, layers: int, vocab: int, dtype: torch.dtype) -> int:
-    """A Llama with untied embeddings in safetensors of 1 GB; the number of its parameters."""
+    """Write a random Llama with untied embeddings in safetensors of 1 GB, and return the number of its parameters.
+
+    `hidden` is a multiple of 256. Torch's default dtype becomes `dtype`, for the whole process.
+    """
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -44,7 +47,7 @@ def write_model(folder: Path, hidden: int, layers: int, vocab: int, dtype: torch
 
 
 def sizes(process: int) -> dict[str, int]:
-    """Rss and Pss of a process in bytes; empty once it has ended."""
+    """Return Rss and Pss of a process in bytes; empty once it has ended."""
     try:
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
     except OSError:
@@ -53,10 +56,10 @@ def sizes(process: int) -> dict[str, int]:
 
 
 def measure(command: list[str]) -> dict[str, float]:
-    """Run `sharp-export` and watch it.
+    """Run a command (`sharp-export`), and return its seconds, and peak_rss and peak_pss in bytes.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: the export failed.
     """
     started = time.monotonic()
     peak = {"Rss": 0, "Pss": 0}

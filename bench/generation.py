@@ -6,7 +6,7 @@ python -m bench.generation --sharp FOLDER --genai FOLDER --texts --completion-to
 Every runtime reads the same prompt and generates as many tokens greedily, past any end-of-sequence token; rounds go
 round the runtimes, so that they share the machine's good and bad minutes, and medians are compared. The prompt has
 random tokens, and there is no speculative decoding. With --texts the prompts are requests to a chat model
-(`generation_texts.py`), and ours proposes draft tokens as by default, since what they are worth depends on the text.
+(`QUESTIONS`), and Sharp proposes draft tokens as by default, because their worth depends on the text.
 FOLDER of --genai is one of onnxruntime-genai's own model builder, or a contiguous one of sharp-export. "limit" is
 the share of the time that reading the weights once would take, at the memory bandwidth of the same minutes.
 
@@ -15,6 +15,7 @@ The peers' models: `python -m onnxruntime_genai.models.builder -m HF_FOLDER -o O
 
 import json
 import os
+import pydoc
 import statistics
 import time
 from collections.abc import Callable
@@ -28,35 +29,55 @@ import numpy as np
 import torch  # noqa: F401 - before attention.py tells OpenMP's threads to sleep: llama.cpp's would, 4 times slower
 
 from bench.attention import read_bandwidth
-from bench.generation_texts import prompts_of
 from bench.interleaving import pause
 from bench.result_file import header, write
 from sharp import LLM, SamplingParams
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
+from sharp.core.manifest import read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
+from sharp.serving.text.chat_template import load_chat_template
+from sharp.serving.text.tokenizer import load_tokenizer
 
+# Requests to a chat model, some of which repeat much of the prompt in their completion, so that drafts are accepted.
+HELP = pydoc.render_doc(json.dumps, renderer=pydoc.plaintext)[:1500]  # type: ignore[attr-defined]  # typeshed lacks it
+CODE = (Path(__file__).parents[1] / "serving" / "text" / "stop_condition.py").read_text()
+QUESTIONS = {
+    "explain": "Explain how a refrigerator works.",
+    "story": "Write a short story about a lighthouse keeper.",
+    "list": "List ten facts about the planet Mars.",
+    "code": "Write a Python function that parses a CSV line with quotes, and explain it.",
+    "summary": f"Summarize this text:\n\n{HELP}",
+    "edit": f"Rewrite this Python file with longer variable names, and print the whole file:\n\n{CODE}",
+    "extract": f"Copy the sentences about parameters from this text, word by word:\n\n{HELP}",
+}
 PACKAGES = ("sharp-attention", "onnxruntime", "onnxruntime-genai", "llama-cpp-python", "numpy")
 
 
 @dataclass(frozen=True)
-class Run:
+class GenerationSpeed:
     """Seconds to the first token, and tokens a second after it."""
 
     first_token: float
     decode: float
 
 
-# (prompt, new tokens) -> Run
-Runtime = Callable[[list[int], int], Run]
+# (prompt, new tokens) -> GenerationSpeed
+Runtime = Callable[[list[int], int], GenerationSpeed]
 
 
-def run_of(stamps: list[float], began: float) -> Run:
-    """The run with tokens at these times."""
-    return Run(stamps[0] - began, (len(stamps) - 1) / (stamps[-1] - stamps[0]))
+def run_of(stamps: list[float], began: float) -> GenerationSpeed:
+    """Return the speed of a run from the times of its tokens, at least two, in seconds of `time.perf_counter`.
+
+    `began` is the time at which the run began.
+    """
+    return GenerationSpeed(stamps[0] - began, (len(stamps) - 1) / (stamps[-1] - stamps[0]))
 
 
 def sharp(folder: Path, threads: int, context: int, speculative_tokens: int | None) -> Runtime:
-    """Our engine in this process."""
+    """Return a runtime that is Sharp's engine in this process, over an exported folder.
+
+    `context` is the most tokens of prompt and completion; `speculative_tokens` is that of `EngineConfig`.
+    """
     engine = EngineConfig(
         attention_interval=0,
         prefix_cache=False,
@@ -67,16 +88,16 @@ def sharp(folder: Path, threads: int, context: int, speculative_tokens: int | No
     )
     llm = LLM(folder, backend=BackendConfig(threads=threads), engine=engine)
 
-    def run(prompt: list[int], count: int) -> Run:
+    def run(prompt: list[int], count: int) -> GenerationSpeed:
         timing = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))[0].timing
         first = timing.time_to_first_token or 0.0
-        return Run(first, (count - 1) / (timing.total - first))
+        return GenerationSpeed(first, (count - 1) / (timing.total - first))
 
     return run
 
 
 def genai(folder: Path, threads: int, _context: int) -> Runtime:
-    """onnxruntime-genai; a folder of ours gets our library."""
+    """Return a runtime of onnxruntime-genai, which must be installed; a folder of Sharp's gets Sharp's library."""
     import onnxruntime_genai
 
     from sharp.exporter.forms.contiguous.genai import with_kernels
@@ -88,7 +109,7 @@ def genai(folder: Path, threads: int, _context: int) -> Runtime:
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     model = onnxruntime_genai.Model(config)
 
-    def run(prompt: list[int], count: int) -> Run:
+    def run(prompt: list[int], count: int) -> GenerationSpeed:
         options = onnxruntime_genai.GeneratorParams(model)
         length = len(prompt) + count
         options.set_search_options(max_length=length, min_length=length, do_sample=False)
@@ -106,14 +127,14 @@ def genai(folder: Path, threads: int, _context: int) -> Runtime:
 
 
 def llama(file: Path, threads: int, context: int) -> Runtime:
-    """llama.cpp."""
+    """Return a runtime of llama.cpp (the package llama-cpp-python) over a GGUF file."""
     import llama_cpp
 
     model = llama_cpp.Llama(
         str(file), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=2048, n_ubatch=512, verbose=False
     )
 
-    def run(prompt: list[int], count: int) -> Run:
+    def run(prompt: list[int], count: int) -> GenerationSpeed:
         model.reset()
         began, stamps = time.perf_counter(), []
         for _ in islice(model.generate(prompt, temp=0.0), count):
@@ -123,8 +144,22 @@ def llama(file: Path, threads: int, context: int) -> Runtime:
     return run
 
 
+def prompts_of(folder: Path) -> dict[str, list[int]]:
+    """Return the tokens of the prompt of every question, by its name, for the chat model in an exported folder.
+
+    The folder must have a tokenizer and a chat template.
+    """
+    manifest = read_manifest(folder)
+    tokenizer, template = load_tokenizer(folder, manifest), load_chat_template(folder)
+    assert tokenizer is not None and template is not None, f"{folder} has no chat template"
+    return {
+        name: tokenizer.encode(template.render([{"role": "user", "content": question}]), special_tokens=False)
+        for name, question in QUESTIONS.items()
+    }
+
+
 def weight_bytes(path: Path) -> int:
-    """Bytes of weights in a folder or file."""
+    """Return the bytes of the weights: of a file, or of the .onnx and .data files in a folder."""
     files = [path] if path.is_file() else [*path.glob("*.onnx"), *path.glob("*.data")]
     return sum(file.stat().st_size for file in files)
 
@@ -167,7 +202,9 @@ def main(
         *((f"llama.cpp {path.name}", path, llama(path, threads, context)) for path in llamas),
     ]
     read, reads = read_bandwidth(threads, time.perf_counter), []
-    runs: dict[tuple[str, str], list[Run]] = {(name, prompt): [] for name, _, _ in subjects for prompt in prompts}
+    runs: dict[tuple[str, str], list[GenerationSpeed]] = {
+        (name, prompt): [] for name, _, _ in subjects for prompt in prompts
+    }
     for _, _, run in subjects:
         run(next(iter(prompts.values())), 4)
     for _ in range(rounds):
@@ -180,10 +217,12 @@ def main(
     bandwidth = statistics.median(reads)
     rows: list[dict[str, Any]] = []
     for name, path, _ in subjects:
-        decodes = {prompt: statistics.median(one.decode for one in runs[name, prompt]) for prompt in prompts}
-        # All tokens over all the time: completions are equally long.
+        decodes = {prompt: statistics.median(timed.decode for timed in runs[name, prompt]) for prompt in prompts}
+        # The harmonic mean is all tokens over all the time, because completions are equally long.
         decode = statistics.harmonic_mean([*decodes.values()])
-        first = statistics.fmean(statistics.median(one.first_token for one in runs[name, prompt]) for prompt in prompts)
+        first = statistics.fmean(
+            statistics.median(timed.first_token for timed in runs[name, prompt]) for prompt in prompts
+        )
         rows.append(
             {
                 "runtime": name,

@@ -1,4 +1,4 @@
-"""What the host adds to a step of a device that only waits: planning, packing, sampling, committing, sending events.
+"""The time that the host adds to a step of a device that only waits: planning, packing, sampling, sending events.
 
 python -m bench.host_share FOLDER [--output bench/results/host_share.json]
 
@@ -23,8 +23,8 @@ import click
 from bench.emulated_device import EmulatedDevice, SamplingDevice
 from bench.result_file import header, write
 from sharp import SamplingParams
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.manifest import read_manifest
+from sharp.core.cli import SharpCommand
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.events import Event, Finished
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import EngineConfig, MetricsConfig
@@ -41,12 +41,12 @@ CASES: dict[str, dict[str, Any]] = {
 DEVICES = {"tokens": SamplingDevice, "logits": EmulatedDevice}
 
 
-def wait_seconds(seconds: float, waits: int = 100) -> float:
-    """The mean time of a wait, in a thread of its own as the device's."""
+def wait_seconds(seconds: float) -> float:
+    """Return the mean of 100 times in seconds that a sleep of `seconds` takes, in a thread like the device's."""
     found: list[float] = []
 
     def wait() -> None:
-        for _ in range(waits):
+        for _ in range(100):
             began = time.perf_counter()
             time.sleep(seconds)
             found.append(time.perf_counter() - began)
@@ -66,7 +66,11 @@ def step_seconds(
     params: dict[str, Any],
     mode: str,
 ) -> tuple[float, float]:
-    """Means over the steps in which every stream decodes: from one to the next, and their thread's processor time."""
+    """Return means over steps in which all streams decode: time between steps, and processor time of their thread.
+
+    Both are in seconds. `seconds` is the device's time of a step, `steps` the tokens of every stream, `params` are of
+    `SamplingParams`, and `mode` is `async_scheduling` of `EngineConfig`, "on" or "off".
+    """
     manifest = read_manifest(folder)
     backend = device(manifest, seconds, streams)
     blocks = streams * (2 + (PROMPT_TOKENS + steps + 16) // manifest.cache.block_size)
@@ -93,7 +97,7 @@ def step_seconds(
     done.wait()
     thread.stop()
     metrics.close()
-    whole = [one for one in backend.computed if one.sequences == streams][2:-2]
+    whole = [computed for computed in backend.computed if computed.sequences == streams][2:-2]
     first, last, between = whole[0], whole[-1], len(whole) - 1
     return (last.began - first.began) / between, (last.processor - first.processor) / between
 
@@ -113,7 +117,7 @@ def main(
     rounds: int,
     output: Path | None,
 ) -> None:
-    """Measure and write the results."""
+    """Measure the time that the host adds to a step of an emulated device, with both kinds of scheduling."""
     rows = []
     for gives, device in DEVICES.items():
         for case, params in CASES.items():

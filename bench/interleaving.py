@@ -1,11 +1,11 @@
-"""A pause before each subject, where several are interleaved in one process."""
+"""A pause before each subject of a benchmark in which several are interleaved in one process."""
 
 import time
 
-# ONNX Runtime's threads look for work for about 0.1 s after their last, and would take the next subject's cores.
+# ONNX Runtime's threads spin for about 0.1 s after their last work, and would take the next subject's cores.
 SPIN_SECONDS = 0.3
 
 
 def pause() -> None:
-    """Wait until threads of the subject before sleep."""
+    """Wait 0.3 s, until the threads of the previous subject sleep."""
     time.sleep(SPIN_SECONDS)

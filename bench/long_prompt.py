@@ -16,17 +16,21 @@ from pathlib import Path
 import click
 
 from bench.result_file import header, write
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
 
 
 def resident_mb() -> float:
-    """Resident memory now, in MB."""
+    """Return the resident memory now, in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 
 
 def measure(folder: str, length: int) -> dict[str, float]:
-    """Run one prompt of `length` tokens in this process."""
+    """Run one prompt of `length` tokens in this process, which must be a new one.
+
+    The entries are tokens, seconds, before_mb (resident once the model has completed a short prompt) and extra_mb (the
+    peak above that).
+    """
     from sharp import LLM, SamplingParams
     from sharp.serving.config import EngineConfig
 
@@ -52,7 +56,7 @@ def measure(folder: str, length: int) -> dict[str, float]:
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 @click.option("--one", type=int, hidden=True)
 def main(folder: str, lengths: str, output: Path | None, one: int | None) -> None:
-    """Measure every length in a process of its own and write the results."""
+    """Measure seconds and memory of prompts of several lengths, each in a process of its own."""
     if one:
         click.echo(json.dumps(measure(folder, one)))
         return

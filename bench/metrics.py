@@ -1,4 +1,4 @@
-"""What attention metrics cost: throughput while decoding, and what reading /metrics does to tokens.
+"""The cost of attention metrics: throughput while decoding, and the delay of tokens while /metrics is read.
 
 python -m bench.metrics FOLDER [--streams 16] [--context 4096] [--output bench/results/metrics.json]
 
@@ -20,10 +20,10 @@ import click
 
 from bench.result_file import PACKAGES, header, write
 from sharp import LLM, SamplingParams
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
+from sharp.core.machine import available_cpus
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig
-from sharp.serving.machine import available_cpus
 from sharp.serving.observability.metrics import Metrics, ModelMetrics
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -32,31 +32,38 @@ DEFAULT_INTERVAL = EngineConfig.attention_interval
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step in which all streams decoded."""
+class TimedStep:
+    """A step in which all streams decoded: its seconds, and what was done beside it.
+
+    `collects` says that attention statistics were collected, `read` that /metrics was read during the step.
+    """
 
     collects: bool
-    read: bool  # /metrics was read meanwhile
+    read: bool
     seconds: float
 
 
 def decode(
     llm: LLM, observed: ModelMetrics, streams: int, context: int, steps: int, read: Callable[[], None] | None = None
-) -> list[Step]:
-    """The steps in which all streams decode; beside every fifth of them `read` runs in another thread."""
+) -> list[TimedStep]:
+    """Return the steps in which all streams decode; beside every fifth of them `read` runs in another thread.
+
+    All streams have the same prompt of `context` tokens and generate `steps` + 8 tokens. `observed` gets the reports of
+    all steps.
+    """
     engine = llm._engine
     vocab = llm.model.manifest.vocab_size
     prompt = [3 + (7 * i * i + 3 * i) % (vocab - 3) for i in range(context)]
     for number in range(streams):
         params = SamplingParams(seed=number, max_tokens=steps + 8, ignore_eos=True)
         engine.add(llm.model.prepare(GenerateRequest(prompt, params)))
-    found: list[Step] = []
+    found: list[TimedStep] = []
     with ThreadPoolExecutor(1) as pool:
         while engine.has_work:
             running = engine.scheduler.running
-            decoding = len(running) == streams and all(one.remaining == 1 for one in running)
+            decoding = len(running) == streams and all(sequence.remaining == 1 for sequence in running)
             collects = engine._steps % 2 == 0
-            # Chosen by count: of readings at fixed times the longer steps would meet more.
+            # Steps are chosen by count, because more readings at fixed times would fall into longer steps.
             reading = None if read is None or len(found) % READ_EVERY_STEPS else pool.submit(read)
             began = time.perf_counter()
             engine.step()
@@ -65,7 +72,7 @@ def decode(
             if reading is not None:
                 reading.result()
             if decoding:
-                found.append(Step(collects, reading is not None, seconds))
+                found.append(TimedStep(collects, reading is not None, seconds))
     return found
 
 
@@ -77,7 +84,7 @@ def decode(
 @click.option("--threads", type=int, default=available_cpus, show_default="one per processor", help="Threads.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(folder: str, streams: int, context: int, steps: int, threads: int, output: Path | None) -> None:
-    """Measure and write the results."""
+    """Measure what attention statistics and reading /metrics cost a decode step of the model FOLDER."""
     tokens = 2 * context + streams * (steps + 64)
     llm = LLM(
         folder,
@@ -91,7 +98,7 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
 
     found = decode(llm, observed, streams, context, steps)
     with_it, without = (
-        statistics.median(one.seconds for one in found if one.collects == flag) for flag in (True, False)
+        statistics.median(step.seconds for step in found if step.collects == flag) for flag in (True, False)
     )
     row: dict[str, Any] = {
         "step_ms": round(without * 1e3, 3),
@@ -107,7 +114,7 @@ def main(folder: str, streams: int, context: int, steps: int, threads: int, outp
         readings.append(time.perf_counter() - began)
 
     found = decode(llm, observed, streams, context, steps, read)
-    reading, alone = ([one.seconds for one in found if one.read == flag] for flag in (True, False))
+    reading, alone = ([step.seconds for step in found if step.read == flag] for flag in (True, False))
     row |= {
         "readings": len(readings),
         "reading_ms": round(statistics.median(readings) * 1e3, 2),

@@ -31,8 +31,8 @@ from onnx import helper, numpy_helper
 from bench.interleaving import pause
 from bench.result_file import header, write
 from sharp import LLM, SamplingParams
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.manifest import read_manifest
+from sharp.core.cli import SharpCommand
+from sharp.core.manifest import read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.block_manager import BlockHashes, first_hash
 
@@ -54,12 +54,17 @@ NORMS: dict[str, dict[str, Any]] = {
     "softpick": {"normalizer": "softpick"},
 }
 SSA = (1.0, 1.5)
-# The heads' scale of a query at position i, L = ln(i + 2): L, or 1 + beta L^gamma (`sharp.models.query_scale`).
+# How a norm scales the query at position i, with L = ln(i + 2): by L, or by 1 + beta L^gamma, where beta and gamma
+# depend on the token or the head (`sharp.models.query_scale`).
 SCALES = {"ssmax": "length", "assmax": "token", "sentmax": "head", "asentmax": "token"}
 
 
 def under(folder: Path, norm: str, output: Path) -> Path:
-    """The model of a folder under another norm."""
+    """Write the model of a folder under another norm of `NORMS` to the new folder `output`, and return `output`.
+
+    All files but model and manifest are hard links, so both folders are on one file system. The manifest has no
+    checksums.
+    """
     manifest = read_manifest(folder)
     model = onnx.load(folder / manifest.model_file, load_external_data=False)
     attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
@@ -80,13 +85,16 @@ def under(folder: Path, norm: str, output: Path) -> Path:
             os.link(file, output / file.name)
     onnx.save(model, output / manifest.model_file)
     manifest_file = output / "sharp.json"
-    manifest_file.unlink()  # a link to that of the folder, whose checksums are of its own graph
+    manifest_file.unlink()  # a link to the manifest of `folder`, whose checksums are for the graph there
     manifest.model_copy(update={"files": {}}).write(output)
     return output
 
 
 def scale_queries(model: onnx.ModelProto, attention: list[onnx.NodeProto], kind: str, heads: int) -> None:
-    """Multiply every query [tokens, heads, channels] by its heads' scale."""
+    """Multiply every query [tokens, heads, channels] of the `attention` nodes by its heads' scale, in place.
+
+    `kind` is one of the values of `SCALES`, `heads` the number of query heads.
+    """
     graph, made = model.graph, {output: node for node in model.graph.node for output in node.output}
     random = np.random.default_rng(0)
 
@@ -130,14 +138,14 @@ def scale_queries(model: onnx.ModelProto, attention: list[onnx.NodeProto], kind:
 
 
 def channels_of(model: onnx.ModelProto, hidden: str) -> int:
-    """Channels of the output of a normalization."""
+    """Return the number of channels of the output `hidden` of a normalization, from its weight."""
     (node,) = (node for node in model.graph.node if hidden in node.output)
-    (weight,) = (one for one in model.graph.initializer if one.name == node.input[1])
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == node.input[1])
     return int(weight.dims[0])
 
 
 def prompt_of(llm: LLM, length: int) -> list[int]:
-    """The first `length` tokens of the text."""
+    """Return the first `length` tokens of the prose of Python's help topics, repeated if it is shorter."""
     text = "\n".join(pydoc_data.topics.topics.values())
     assert llm.model.tokenizer is not None
     tokens = llm.model.tokenizer.encode(text)
@@ -145,26 +153,26 @@ def prompt_of(llm: LLM, length: int) -> list[int]:
 
 
 def load(folder: Path, context: int, threads: int) -> LLM:
-    """A model with a cache for one stream."""
-    # No speculative decoding: under some norms the model repeats itself more than under others.
+    """Return a model with a cache for one stream of `context` tokens and a completion of up to 256."""
+    # Without speculative decoding, because under some norms the model repeats itself more than under others.
     engine = EngineConfig(attention_interval=0, max_sequences=1, cache_tokens=context + MARGIN, speculative_tokens=0)
     return LLM(folder, engine=engine, backend=BackendConfig(threads=threads))
 
 
 def caches(llm: LLM) -> list[NDArray[Any]]:
-    """The memory of the model's cache tensors, one array a tensor [blocks, ...]."""
+    """Return the memory of the model's cache tensors, one array per tensor [blocks, ...]; the arrays are no copies."""
     return [value.numpy() for value in llm._engine._backend._current]
 
 
 def share(llm: LLM, values: list[Any]) -> None:
-    """Let a model use the cache of another one."""
+    """Let a model use the cache tensors of another model of the same shapes, in place of its own."""
     backend = llm._engine._backend
     backend._current = backend._next = values
     backend._bind_caches()
 
 
 def announce(llm: LLM, prompt: list[int]) -> None:
-    """Tell the prefix cache that its first blocks hold the prompt."""
+    """Tell the prefix cache that its first blocks hold the prompt, whose keys and values `share` has put there."""
     blocks = llm._engine.blocks
     chain = BlockHashes(first_hash(llm.model.manifest, ""), blocks.block_size)
     blocks.grow(-1, len(prompt))
@@ -174,7 +182,7 @@ def announce(llm: LLM, prompt: list[int]) -> None:
 
 @click.group()
 def main() -> None:
-    """What norms cost."""
+    """Measure the tokens per second of one stream under every norm."""
 
 
 @main.command(cls=SharpCommand)
@@ -183,7 +191,7 @@ def main() -> None:
 @click.option("--context", default=32768, show_default=True, help="Tokens to read.")
 @click.option("--threads", default=2, show_default=True, help="Threads of the model.")
 def fill(folder: Path, cache: Path, context: int, threads: int) -> None:
-    """Read the text and keep the cache."""
+    """Read a text of `context` tokens with the model FOLDER, and keep its cache in a file for `measure`."""
     llm = load(folder, context, threads)
     (completion,) = llm.generate(prompt_of(llm, context), SamplingParams(max_tokens=1))
     click.echo(f"{context} tokens in {completion.timing.total:.0f} s")
@@ -202,7 +210,7 @@ def fill(folder: Path, cache: Path, context: int, threads: int) -> None:
 def measure(
     folder: Path, cache: Path, contexts: str, rounds: int, tokens: int, threads: int, output: Path | None
 ) -> None:
-    """Measure every norm at every context."""
+    """Measure the decode speed of the model FOLDER under every norm at every context, from a cache that `fill` kept."""
     sizes = [int(size) for size in contexts.split(",")]
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         models = {norm: load(under(folder, norm, Path(work) / norm), max(sizes), threads) for norm in NORMS}
@@ -220,7 +228,7 @@ def measure(
         for llm in models.values():
             announce(llm, prompt)
         speeds: dict[str, list[float]] = {name: [] for name in models}
-        for _ in range(rounds + 1):  # the first is not counted
+        for _ in range(rounds + 1):  # the first round is not counted
             for name, llm in models.items():
                 pause()
                 (completion,) = llm.generate(prompt, params)

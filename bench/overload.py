@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from bench.result_file import header, write
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
 from sharp.serving.bench.load import Load, run_load
 from sharp.serving.bench.summary import Summary, summarize
 from sharp.serving.client import AsyncClient
@@ -38,7 +38,7 @@ STREAMS = 4
 
 @contextmanager
 def server(folder: str) -> Iterator[str]:
-    """The gRPC address of a server in a process of its own."""
+    """Start a `sharp-serve` of `folder` in a process of its own, yield its gRPC address, and end it afterwards."""
     limits = ("--max-sequences", RUNNING, "--max-waiting-requests", WAITING, "--cache-tokens", 40_000)
     ports = ("--grpc-port", 0, "--http-port", 0)
     command = [str(Path(sys.executable).with_name("sharp-serve")), folder, *map(str, (*limits, *ports))]
@@ -51,7 +51,7 @@ def server(folder: str) -> Iterator[str]:
 
 
 async def measure(address: str, *loads: Load) -> list[Summary]:
-    """The figures of loads that run at the same time."""
+    """Return the figures of loads that run at the same time, in their order; refused requests are not tried again."""
     async with AsyncClient(address, attempts=1) as client:
         return [summarize(samples) for samples in await asyncio.gather(*(run_load(client, load) for load in loads))]
 
@@ -61,7 +61,7 @@ async def measure(address: str, *loads: Load) -> list[Summary]:
 @click.option("--requests", default=200, show_default=True, help="Requests of the overload.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(folder: str, requests: int, output: Path | None) -> None:
-    """Measure and write the results."""
+    """Measure a server of the model FOLDER at twice its capacity, and streams beside long prompts."""
     short = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": COMPLETION_TOKENS, "spread": 0.5}
     with server(folder) as address:
         asyncio.run(measure(address, Load(4, **short)))  # the first steps take memory from the system

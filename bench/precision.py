@@ -1,10 +1,10 @@
-"""What precision costs and saves: perplexity of a text, time of a decode step and size of model folders.
+"""The cost and gain of a precision: perplexity of a text, time of a decode step and size of model folders.
 
 python -m bench.precision --text FILE FOLDER [FOLDER ...] [--tokens 4096] [--output bench/results/precision.json]
 
-The first folder is what the others are compared with. The text is read in windows of 2,048 tokens through the server's
-own backend. A decode step is one token after a context of 128; "least" is the fastest of them, which other work on the
-machine disturbs least. `--steps 0` times none, for machines with other work.
+The other folders are compared with the first. The text is read in windows of 2,048 tokens through the server's own
+backend. A decode step is one token after a context of 128; "least" is the fastest step, which other work on the machine
+disturbs least. `--steps 0` times no step, for machines with other work.
 """
 
 import json
@@ -17,20 +17,23 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench.result_file import header, write
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.manifest import Manifest, read_manifest
-from sharp.serving.backends import Backend, Batch, load_backend
+from sharp.core.cli import SharpCommand
+from sharp.core.manifest import Manifest, read_manifest
+from sharp.serving.backends import DecoderBackend, StepInputs, load_backend
 from sharp.serving.config import BackendConfig
 
 WINDOW, CHUNK, CONTEXT = 2048, 256, 128
 
 
 def read(
-    backend: Backend, tokens: NDArray[np.int64], start: int, block_size: int, *, every: bool
+    backend: DecoderBackend, tokens: NDArray[np.int64], start: int, block_size: int, *, every: bool
 ) -> NDArray[np.float32]:
-    """Logits after every one of `tokens`, or after the last; they follow `start` others in blocks 0, 1, ..."""
+    """Return logits after each of `tokens` (`every`), or after the last, float32 [1 or tokens, vocab].
+
+    The `start` tokens before them are in the cache already, in blocks 0, 1, ...; `tokens` are stored behind them.
+    """
     positions = np.arange(start, start + len(tokens))
-    batch = Batch(
+    batch = StepInputs(
         input_ids=tokens,
         positions=positions,
         slot_mapping=positions.astype(np.int32),
@@ -43,8 +46,12 @@ def read(
     return backend.step(batch).logits
 
 
-def perplexity(backend: Backend, tokens: NDArray[np.int64], block_size: int) -> float:
-    """Exponential of the mean cross entropy."""
+def perplexity(backend: DecoderBackend, tokens: NDArray[np.int64], block_size: int) -> float:
+    """Return the perplexity of tokens, at least two: the exponential of their mean cross entropy in nats.
+
+    The tokens are read in windows of 2,048, whose first tokens are not predicted. Blocks 0, 1, ... of the backend's
+    cache are overwritten.
+    """
     losses = []
     for window in np.split(tokens, range(WINDOW, len(tokens), WINDOW)):
         for start in range(0, len(window) - 1, CHUNK):
@@ -59,7 +66,11 @@ def perplexity(backend: Backend, tokens: NDArray[np.int64], block_size: int) -> 
 
 
 def measure(folder: Path, text: str, tokens: int, steps: int) -> dict[str, float | str]:
-    """Everything about one folder."""
+    """Return the row of one folder, on one thread: perplexity, the time of a decode step and the size.
+
+    The first `tokens` tokens of `text` are read. decode_ms (median) and decode_ms_least, in milliseconds, are of
+    `steps` steps and missing if that is 0; mb is the size of the model's files.
+    """
     manifest: Manifest = read_manifest(folder)
     backend = load_backend(folder, manifest, BackendConfig(threads=1))
     size = manifest.cache.block_size

@@ -1,4 +1,4 @@
-"""What Ray Serve costs and what a second replica brings, beside one sharp-serve of the same folder on this machine.
+"""The cost of Ray Serve and the gain of a second replica, beside one sharp-serve of the same folder.
 
 python -m bench.ray_serve FOLDER [--requests 200] [--output bench/results/ray_serve.json]
 
@@ -29,7 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-# As docs/deploy.md says; authentication would leave a token in the home folder.
+# The settings of docs/deploy.md. Authentication is off, because it would leave a token in the home folder.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -44,7 +44,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from bench.result_file import PACKAGES, header, write
 from sharp import AsyncClient, Client, SamplingParams
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
 from sharp.ray.application import Arguments
 from sharp.ray.replica import ModelServer
 from sharp.serving.bench.load import Load, run_load
@@ -57,7 +57,11 @@ KEPT = ("RAY_SERVE_", "RAY_worker_")
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """The address of a `sharp-serve`."""
+    """Start a `sharp-serve` of `folder` with one thread, yield its gRPC address, and end it after the context.
+
+    Raises:
+        SystemExit: the server ended before it was ready; the message is its log.
+    """
     flags = [
         "--threads",
         "1",
@@ -84,15 +88,15 @@ def server(folder: Path) -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port on which nothing listens."""
     with listen("127.0.0.1", 0, "a port") as found:
         return int(found.getsockname()[1])
 
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """The address of Serve's gRPC proxy in a cluster of one node."""
-    # Not 127.0.0.1, which Ray would take for the machine's name and go to its outer address.
+    """Start a cluster of one node of two processors, yield the address of Serve's gRPC proxy, and end it afterwards."""
+    # Ray would take 127.0.0.1 for the machine's name and use its outer address.
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.2")
     port = free_port()
     functions = ["sharp.ray.proxy:add_services"]
@@ -108,14 +112,14 @@ def cluster() -> Iterator[str]:
 
 
 def deploy(folder: Path, replicas: int) -> None:
-    """Replace what is deployed by so many replicas."""
+    """Replace the deployment in the running `cluster` by one of this number of replicas, and wait for it."""
     arguments = Arguments(models=[str(folder)], settings=SETTINGS).model_dump()
     options = {"num_replicas": replicas, "autoscaling_config": None, "ray_actor_options": {"num_cpus": 1}}
-    serve.run(ModelServer.options(**options).bind(**arguments))  # type: ignore[attr-defined]  # Serve's decorator makes it
+    serve.run(ModelServer.options(**options).bind(**arguments))  # type: ignore[attr-defined]  # by Serve
 
 
 def first_token(client: Client, prompt: list[int]) -> float:
-    """Milliseconds from the call to the first token."""
+    """Return the milliseconds from the call to the first token."""
     began = time.perf_counter()
     stream = client.stream(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     next(stream)
@@ -125,7 +129,11 @@ def first_token(client: Client, prompt: list[int]) -> float:
 
 
 def first_tokens(addresses: dict[str, str], requests: int, prompt_tokens: int) -> dict[str, list[float]]:
-    """Times of every server, interleaved."""
+    """Return the times to the first token in milliseconds from every server by name, interleaved.
+
+    `addresses` must have the name "server", from which the vocabulary is read. Each of `requests` random prompts goes
+    to all servers; ten more before the others do not count.
+    """
     generator = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in addresses}
     clients = {name: Client(address) for name, address in addresses.items()}
@@ -142,7 +150,11 @@ def first_tokens(addresses: dict[str, str], requests: int, prompt_tokens: int) -
 
 
 def throughput(addresses: list[str], load: Load) -> float:
-    """Tokens a second of all requests together, of a load for each address, once every server has run."""
+    """Return the completion tokens per second of all requests, with a `load` for each address, after a warm-up.
+
+    Raises:
+        SystemExit: a request failed.
+    """
 
     async def run(requests: int) -> float:
         loads = [replace(load, requests=requests, seed=number) for number in range(len(addresses))]
@@ -177,7 +189,7 @@ def throughput(addresses: list[str], load: Load) -> float:
 def main(
     folder: Path, requests: int, concurrency: int, prompt_tokens: int, completion_tokens: int, output: Path | None
 ) -> None:
-    """Measure both targets with the model FOLDER."""
+    """Measure the delay that Ray Serve adds to the first token, and the gain of a second replica, with model FOLDER."""
     load = Load(requests, None, prompt_tokens, completion_tokens, 0.5, 0, concurrency)
     tokens_per_second: dict[str, float] = {}
     with cluster() as address:

@@ -1,4 +1,4 @@
-"""What every result of `bench/results/` begins with, and how it is written."""
+"""The header of every result in `bench/results/`, and the writing of results."""
 
 import json
 import os
@@ -13,7 +13,7 @@ PACKAGES = ("sharp-attention", "onnxruntime", "numpy")
 
 
 def header(benchmark: str, packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Name, date, machine, its load, and the versions of those `packages` that are installed."""
+    """Return the entries benchmark (its name), date, machine, load_average, and versions (of installed `packages`)."""
     return {
         "benchmark": benchmark,
         "date": date.today().isoformat(),
@@ -24,7 +24,7 @@ def header(benchmark: str, packages: Iterable[str] = PACKAGES) -> dict[str, Any]
 
 
 def processor() -> str:
-    """The processor's name as Linux tells it, or its architecture."""
+    """Return the processor's name as Linux tells it, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -34,7 +34,7 @@ def processor() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those `packages` that are installed."""
+    """Return the versions of those `packages` that are installed, by their names."""
     found = {}
     for name in packages:
         try:
@@ -45,7 +45,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def write(path: Path | None, result: dict[str, Any]) -> None:
-    """Write `result` as JSON; None writes nothing."""
+    """Write `result` as JSON to `path`, whose folder is made; a path of None writes nothing."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What it is worth to send requests with the same prompt prefix to the same server: a simulation, nothing is served.
+"""The value of sending requests with the same prompt prefix to the same server: a simulation, nothing is served.
 
 python -m bench.routing [--replicas 1000] [--output bench/results/routing.json] [--plot bench/notes/routing.png]
 
@@ -26,12 +26,16 @@ POLICIES = ("random", "least-loaded", "prefix", "bounded-prefix")
 RING_POINTS = 16  # of each replica
 CANDIDATES = 4
 BOUND = 1.25
-SLACK_SECONDS = 0.1  # a queue of one request is no queue
+SLACK_SECONDS = 0.1  # so that a queue of one request does not count
 
 
 @dataclass(frozen=True)
-class Workload:
-    """The requests and the servers; tokens, seconds, and tokens a second."""
+class RoutingWorkload:
+    """The requests and the servers; sizes are in tokens, `tokens_per_second` is the speed at which prompts are read.
+
+    `zipf` is the exponent of the prefixes' popularity. `cache_tokens` is the prefix cache of one replica. `load` is the
+    load on the servers if no cache had anything; 1 is all that they can do.
+    """
 
     replicas: int = 1000
     requests: int = 400_000
@@ -46,8 +50,12 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Share of prompt tokens that caches had, and times to the first token in seconds."""
+class RoutingResult:
+    """The outcome of a simulation: `hit_rate`, the share of prompt tokens that caches had, and times in seconds.
+
+    `median` and `p99` are of the time to the first token. `busiest` is the time that the busiest replica worked, over
+    the mean of all replicas.
+    """
 
     hit_rate: float
     median: float
@@ -56,7 +64,10 @@ class Outcome:
 
 
 class Replica:
-    """One server: when it will be done with what it has, and the prefixes in its cache."""
+    """A simulated server: the time at which its work will be done, and the prefixes in its cache.
+
+    `capacity` is the size of the cache in tokens, `worked` the seconds of work so far.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.free_at = 0.0
@@ -65,7 +76,10 @@ class Replica:
         self._capacity = self._room = capacity
 
     def has(self, prefix: int, tokens: int) -> bool:
-        """Look a prefix up, and keep it as the one used last."""
+        """Return whether the cache had the prefix of `tokens` tokens, and keep it as the one used last.
+
+        A prefix that is larger than the cache is not kept. Prefixes that were not used for longest make room.
+        """
         if prefix in self._cache:
             self._cache.move_to_end(prefix)
             return True
@@ -87,7 +101,7 @@ class Ring:
         self._known: dict[int, list[int]] = {}
 
     def candidates(self, prefix: int) -> list[int]:
-        """The first different replicas along the ring."""
+        """Return the first different replicas (their indices) along the ring for a prefix, up to four."""
         if prefix not in self._known:
             at = bisect.bisect(self._hashes, _hash(f"prefix {prefix}"))
             found: dict[int, None] = {}
@@ -103,14 +117,17 @@ def _hash(text: str) -> int:
 
 
 def chooser(policy: str, replicas: list[Replica], generator: random.Random) -> Callable[[int, float], int]:
-    """Which replica gets a request with a prefix at a time."""
+    """Return a function that chooses the index of the replica for a request, given its prefix and the time in seconds.
+
+    `policy` is one of `POLICIES`; any other name acts as the last, "bounded-prefix".
+    """
     count = len(replicas)
     if policy == "random":
         return lambda _prefix, _now: generator.randrange(count)
 
     def less_loaded(_prefix: int, _now: float) -> int:
-        """The better of two random ones."""
-        return min(generator.randrange(count), generator.randrange(count), key=lambda one: replicas[one].free_at)
+        """Return the less loaded of two random replicas."""
+        return min(generator.randrange(count), generator.randrange(count), key=lambda index: replicas[index].free_at)
 
     if policy == "least-loaded":
         return less_loaded
@@ -119,9 +136,9 @@ def chooser(policy: str, replicas: list[Replica], generator: random.Random) -> C
         return lambda prefix, _now: ring.candidates(prefix)[0]
 
     def bounded(prefix: int, now: float) -> int:
-        """The first candidate that has not much more to do than the others have; without one, the better of two."""
+        """Return the first candidate with not much more to do than the mean, or else the less loaded of two."""
         limit = BOUND * waiting.mean(now) + SLACK_SECONDS
-        near = (one for one in ring.candidates(prefix) if replicas[one].free_at - now <= limit)
+        near = (index for index in ring.candidates(prefix) if replicas[index].free_at - now <= limit)
         chosen = next(near, None)
         return less_loaded(prefix, now) if chosen is None else chosen
 
@@ -129,20 +146,23 @@ def chooser(policy: str, replicas: list[Replica], generator: random.Random) -> C
 
 
 class _MeanWait:
-    """The mean work in the queues, looked up now and then: a router's knowledge is a little old, too."""
+    """The mean work in the queues, updated only now and then, because a router's knowledge is a little old, too."""
 
     def __init__(self, replicas: list[Replica]) -> None:
         self._replicas, self._asked, self._mean = replicas, 0, 0.0
 
     def mean(self, now: float) -> float:
         if self._asked % len(self._replicas) == 0:
-            self._mean = sum(max(0.0, one.free_at - now) for one in self._replicas) / len(self._replicas)
+            self._mean = sum(max(0.0, replica.free_at - now) for replica in self._replicas) / len(self._replicas)
         self._asked += 1
         return self._mean
 
 
-def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
-    """Let the requests of `workload` come one after the other; the first fifth fills the caches and does not count."""
+def simulate(workload: RoutingWorkload, policy: str, seed: int = 0) -> RoutingResult:
+    """Let the requests of `workload` come one after the other, under a policy of `POLICIES`, and return the outcome.
+
+    The first fifth of the requests fills the caches and counts only for `busiest`.
+    """
     generator = np.random.default_rng(seed)
     w = workload
     popularity = np.arange(1, w.prefixes + 1) ** -w.zipf
@@ -163,7 +183,7 @@ def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
         replica.worked += read + w.completion_seconds
     counted = slice(w.requests // 5, None)
     worked = [replica.worked for replica in replicas]
-    return Outcome(
+    return RoutingResult(
         hit_rate=float(hits[counted].mean()) * w.prefix_tokens / (w.prefix_tokens + w.own_tokens),
         median=float(np.median(first_token[counted])),
         p99=float(np.quantile(first_token[counted], 0.99)),
@@ -172,21 +192,21 @@ def simulate(workload: Workload, policy: str, seed: int = 0) -> Outcome:
 
 
 @click.command()
-@click.option("--replicas", default=Workload.replicas, show_default=True)
-@click.option("--requests", default=Workload.requests, show_default=True)
+@click.option("--replicas", default=RoutingWorkload.replicas, show_default=True)
+@click.option("--requests", default=RoutingWorkload.requests, show_default=True)
 @click.option("--loads", default="0.5,0.7,0.9,1.1,1.3", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path))
 @click.option("--plot", "picture", type=click.Path(path_type=Path))
 def main(replicas: int, requests: int, loads: str, output: Path | None, picture: Path | None) -> None:
-    """Simulate every policy at every load."""
+    """Simulate every routing policy at every load, print the outcomes, and write them to --output."""
     rows: list[dict[str, Any]] = []
     for load in map(float, loads.split(",")):
-        workload = Workload(replicas=replicas, requests=requests, load=load)
+        workload = RoutingWorkload(replicas=replicas, requests=requests, load=load)
         for policy in POLICIES:
             outcome = simulate(workload, policy)
             rows.append({"policy": policy, "load": load, **{k: round(v, 4) for k, v in asdict(outcome).items()}})
             print(rows[-1], flush=True)
-    common = asdict(Workload(replicas=replicas, requests=requests))
+    common = asdict(RoutingWorkload(replicas=replicas, requests=requests))
     del common["load"]
     result = {"benchmark": "routing", "date": str(date.today()), "simulated": True, "workload": common, "rows": rows}
     if output is not None:
@@ -196,7 +216,7 @@ def main(replicas: int, requests: int, loads: str, output: Path | None, picture:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Hit rate and 99th percentile of the time to the first token over the load."""
+    """Plot the hit rate and the 99th percentile of the time to the first token over the load, to the file `path`."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")

@@ -12,7 +12,7 @@ PEERS = {"torch SDPA": "x torch SDPA", "ONNX Runtime GQA": "x GroupQueryAttentio
 
 
 def table(columns: dict[str, Cell], rows: Sequence[Row]) -> list[str]:
-    """Lines of a Markdown table; columns that are empty in every row are left out."""
+    """Return the lines of a Markdown table; columns that are empty in every row are left out."""
     cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
     filled = {heading: values for heading, values in cells.items() if any(values)}
     lines = [f"| {' | '.join(filled)} |", "|" + " --- |" * len(filled)]
@@ -20,7 +20,10 @@ def table(columns: dict[str, Cell], rows: Sequence[Row]) -> list[str]:
 
 
 def field(name: str, form: str = "", scale: float = 1) -> Cell:
-    """A field of a row in that format, empty where the row lacks it."""
+    """Return a cell that shows a field of a row, times `scale`, in the format `form`.
+
+    The cell is empty if the row lacks the field, or if its value is None.
+    """
 
     def cell(row: Row) -> str:
         value = row.get(name)
@@ -32,7 +35,7 @@ def field(name: str, form: str = "", scale: float = 1) -> Cell:
 
 
 def values(numbers: Row) -> list[str]:
-    """A table of names and values; a nested one is a line per value."""
+    """Return the lines of a Markdown table of names and values; a value that is a dict has a line per entry."""
     rows = []
     for name, value in numbers.items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
@@ -43,7 +46,7 @@ def values(numbers: Row) -> list[str]:
 
 
 def attention(result: Row) -> Iterator[str]:
-    """A line per phase, context and subject, with the cache dtypes side by side."""
+    """Yield Markdown: bandwidth limits, and a table: a row per phase, context, subject, a column per cache dtype."""
     for limit in result["limits"]:
         yield (
             f"{limit['phase']} {limit['context']:,}: memory bandwidth {limit['read'] / 1e9:.1f} GB/s, "
@@ -76,7 +79,10 @@ def attention(result: Row) -> Iterator[str]:
 
 
 def decode_in_short(result: Row) -> list[str]:
-    """A table of the norms that users choose among: time, share of the memory bandwidth, ratios to float32 peers."""
+    """Return the README's Markdown table of decode times, a row per norm that users choose among.
+
+    Its columns are milliseconds, the share of memory bandwidth, and ratios to float32 peers.
+    """
     measured = {(row["subject"], row["cache_dtype"]): row for row in result["rows"]}
     rows = []
     for name, subject, dtype in (
@@ -92,7 +98,7 @@ def decode_in_short(result: Row) -> list[str]:
             {
                 "name": name,
                 "milliseconds": found["milliseconds"],
-                # An entmax row reads few values: its bytes over the bandwidth are no limit.
+                # An entmax row reads few values, so its cache's bytes over the bandwidth are no limit.
                 "limit": "skips values" if subject == "entmax" else f"{found['bandwidth_ratio']:.0%}",
                 "group": speedup(found, measured["ONNX Runtime GQA", "float32"]),
                 "sdpa": speedup(found, measured["torch SDPA", "float32"]),
@@ -110,7 +116,7 @@ def decode_in_short(result: Row) -> list[str]:
 
 
 def speedup(row: Row, other: Row) -> float:
-    """How many times as fast as the other: the median over rounds, in older files the ratio of the medians."""
+    """Return how many times as fast a row is as another: the median over rounds, in older files the medians' ratio."""
     passes, theirs = row.get("passes", ()), other.get("passes", ())
     if passes and len(passes) == len(theirs):
         return statistics.median(b / a for a, b in zip(passes, theirs, strict=True))
@@ -118,7 +124,7 @@ def speedup(row: Row, other: Row) -> float:
 
 
 def generation(result: Row) -> Iterator[str]:
-    """A line per runtime; ratios are ours, the first one's, to each."""
+    """Yield Markdown: a table, a row per runtime, with ratios of the first runtime to each; then ratios by prompt."""
     yield f"Memory bandwidth {result['read_bytes_per_second'] / 1e9:.1f} GB/s. Ratios are the first runtime's to each."
     if any(row["limit"] > 1 for row in result["rows"]):
         yield "More than 100 % of it: the streaming read itself was slowed, see [method](notes/method.md)."
@@ -142,7 +148,7 @@ def generation(result: Row) -> Iterator[str]:
 
 
 def normalizers(result: Row) -> Iterator[str]:
-    """A line per norm, the contexts side by side."""
+    """Yield a Markdown table with a row per norm, and for each context tokens per second and the ratio to softmax."""
     contexts = list(dict.fromkeys(row["context"] for row in result["rows"]))
     rows: dict[str, Row] = {}
     for row in result["rows"]:
@@ -156,7 +162,7 @@ def normalizers(result: Row) -> Iterator[str]:
 
 
 def precision(result: Row) -> Iterator[str]:
-    """A line per folder."""
+    """Yield a Markdown table with a row per model folder: perplexity, its change, time of a decode step, and size."""
     columns = {
         "weights": field("weights"),
         "cache": field("cache"),
@@ -170,8 +176,28 @@ def precision(result: Row) -> Iterator[str]:
     yield from table(columns, result["rows"])
 
 
+def long_context(result: Row) -> Iterator[str]:
+    """Yield a Markdown table per task: accuracy with a row per model and a column per document length."""
+    tasks = list(dict.fromkeys(task for row in result["rows"] for task in row["tasks"]))
+    for task in tasks:
+        rows: list[Row] = []
+        for model in result["models"]:
+            line: Row = {"model": model}
+            for row in result["rows"]:
+                if row["model"] == model and task in row["tasks"]:
+                    found = row["tasks"][task]["among"] or row["tasks"][task]["text"]
+                    error = "" if found["standard_error"] is None else f" ± {found['standard_error']:.0%}"
+                    line[str(row["length"])] = f"{found['value']:.0%}{error} ({row['documents']})"
+            rows.append(line)
+        yield f"{task}: right among the choices ± standard error (documents)"
+        yield ""
+        lengths = {f"{length:,}": field(str(length)) for length in result["lengths"]}
+        yield from table({"model": field("model"), **lengths}, rows)
+        yield ""
+
+
 def long_prompt(result: Row) -> Iterator[str]:
-    """A line per length."""
+    """Yield a Markdown table with a row per prompt length: seconds, and memory beyond that of the loaded model."""
     columns = {
         "prompt tokens": field("tokens", ","),
         "seconds": field("seconds", ".1f"),
@@ -181,7 +207,7 @@ def long_prompt(result: Row) -> Iterator[str]:
 
 
 def engine_step(result: Row) -> Iterator[str]:
-    """A line per case, then what the prefix cache saves."""
+    """Yield a Markdown table, a row per case, of the engine's and the step's time; then the prefix cache's gain."""
     rows = [{**row, "share": row["engine_ms"] / row["step_ms"]} for row in result["rows"]]
     columns = {
         "case": field("case"),
@@ -201,7 +227,7 @@ def engine_step(result: Row) -> Iterator[str]:
 
 
 def host_share(result: Row) -> Iterator[str]:
-    """A line per device, its time and number of streams, with both schedulings side by side."""
+    """Yield a Markdown table of step times with asynchronous and synchronous scheduling, a row per emulated device."""
     columns = {
         "the device gives": field("gives"),
         "sampling": field("case"),
@@ -219,7 +245,7 @@ def host_share(result: Row) -> Iterator[str]:
 
 
 def embeddings(result: Row) -> Iterator[str]:
-    """A line for each subject, with all texts in one call and each in its own."""
+    """Yield a Markdown table of texts per second, with all texts in one call, and with each text in its own."""
     columns = {
         "texts": field("texts"),
         "subject": field("subject"),
@@ -229,14 +255,26 @@ def embeddings(result: Row) -> Iterator[str]:
     yield from table(columns, result["rows"])
 
 
+def plan(result: Row) -> Iterator[str]:
+    """Yield a table of predicted and measured generated tokens a second, a line per number of streams."""
+    columns = {
+        "streams": field("streams"),
+        "predicted tokens/s": field("predicted"),
+        "measured tokens/s": field("measured"),
+        "off": field("off", "+.1%"),
+        "at most 25 %": field("holds"),
+    }
+    yield from table(columns, result["rows"])
+
+
 def ray_serve(result: Row) -> Iterator[str]:
-    """Times to the first token and throughput."""
+    """Yield a Markdown table of times to the first token and of throughput, through Ray Serve and without it."""
     names = ("first_token_ms", "ray_adds_ms", "tokens_per_second", "two_servers_over_one", "two_over_one")
     yield from values({name: result[name] for name in names})
 
 
 def export_memory(result: Row) -> Iterator[str]:
-    """Size of the model, target and peak."""
+    """Yield a Markdown table of one export: size of the weights, memory target, peak memory and time."""
     rows = [
         {"name": name, "value": f"{result[key] / 1e9:.2f} GB"}
         for key, name in (
@@ -251,7 +289,7 @@ def export_memory(result: Row) -> Iterator[str]:
 
 
 def adapt(result: Row) -> Iterator[str]:
-    """Perplexity, keys with weight and retrieval of the teacher, the norm without training, and the student."""
+    """Yield a Markdown table of perplexity, support and retrieval: teacher, norm without training, and student."""
     rows = [
         {
             "model": name,
@@ -286,7 +324,7 @@ def adapt(result: Row) -> Iterator[str]:
 
 
 def adapt_decode(result: Row) -> Iterator[str]:
-    """A line per context: the exported teacher and student, one stream."""
+    """Yield a Markdown table of milliseconds per token of the exported teacher and student, a row per context."""
     yield f"Weights in {result.get('weights', 'float32')}."
     if result["greedy_tokens_equal"] is not None:
         yield f"{result['greedy_tokens_equal']} greedy tokens of the student equal PyTorch's."
@@ -301,7 +339,7 @@ def adapt_decode(result: Row) -> Iterator[str]:
 
 
 def adapt_walk(result: Row) -> Iterator[str]:
-    """A line per path: the norm from the first step, or reached from softmax in the first half of the steps."""
+    """Yield a Markdown table of perplexities: the norm from the first step, or reached gradually from softmax."""
     yield f"{result['norm']}, {result['steps']} steps of {result['model']}."
     yield ""
     columns = {
@@ -314,7 +352,7 @@ def adapt_walk(result: Row) -> Iterator[str]:
 
 
 def adapt_temperature(result: Row) -> Iterator[str]:
-    """A line per polynomial: perplexity by the position in the context."""
+    """Yield a Markdown table with a row per polynomial, and a column of perplexity per range of positions."""
     yield f"{result['model']}, not trained; logits divided by the factor of the usual row, or the model's own."
     yield ""
     rows = [
@@ -325,17 +363,17 @@ def adapt_temperature(result: Row) -> Iterator[str]:
 
 
 def _by_position(row: Row) -> dict[str, str]:
-    return {f"{one['from']} to {one['to'] - 1}": f"{one['perplexity']:.2f}" for one in row["by_position"]}
+    return {f"{part['from']} to {part['to'] - 1}": f"{part['perplexity']:.2f}" for part in row["by_position"]}
 
 
 def adapt_memory(result: Row) -> Iterator[str]:
-    """A line per attention function: memory of a forward and backward pass."""
+    """Yield a Markdown table with a row per attention function: the peak MiB of a forward and backward pass."""
     columns = {"attention": field("subject"), "tokens": field("tokens"), "MiB": field("mib", ".1f")}
     yield from table(columns, result["rows"])
 
 
 def certified(result: Row) -> Iterator[str]:
-    """A line per context and normalizer: what must be read in full, and the bytes of it."""
+    """Yield a Markdown table, a row per context and normalizer: shares of keys and bytes that must be read in full."""
     columns = {
         "tokens": field("context"),
         "normalizer": field("normalizer"),
@@ -349,7 +387,7 @@ def certified(result: Row) -> Iterator[str]:
 
 
 def routing(result: Row) -> Iterator[str]:
-    """A line per load and policy."""
+    """Yield a Markdown table, a row per load and policy: cache hits, times to the first token, busiest server."""
     columns = {
         "load": field("load", ".1f"),
         "policy": field("policy"),
@@ -362,14 +400,14 @@ def routing(result: Row) -> Iterator[str]:
 
 
 def gpu_instructions(result: Row) -> Iterator[str]:
-    """A line per kernel and pass over the keys; per loop of the kernel that samples."""
+    """Yield Markdown tables of instruction counts and cycles, per kernel and pass over keys, and per sampler loop."""
     rows = []
     for kernel in result["rows"]:
-        for number, one in enumerate(kernel["passes"]):
+        for number, counted in enumerate(kernel["passes"]):
             named = {"phase": "prefill", "dtype": "bfloat16", "cache_dtype": "bfloat16", **kernel}  # older files
             types = " / ".join(dict.fromkeys((named["dtype"], named["cache_dtype"])))
             named |= {"types": types, "keys": kernel["tile"][1], "ratio": None if number else kernel["ratio"]}
-            rows.append(named | one)
+            rows.append(named | counted)
     columns = {
         "phase": field("phase"),
         "normalizer": field("normalizer"),
@@ -391,7 +429,7 @@ def gpu_instructions(result: Row) -> Iterator[str]:
     yield from table(columns, rows)
     if of_sampling := result.get("sampling_per_token"):
         yield ""
-        loops = [{"loop": number, **one} for number, one in enumerate(of_sampling)]
+        loops = [{"loop": number, **counted} for number, counted in enumerate(of_sampling)]
         columns = {
             "loop of the sampler": field("loop"),
             "instructions a token": field("instructions", ".1f"),
@@ -401,7 +439,7 @@ def gpu_instructions(result: Row) -> Iterator[str]:
 
 
 def gpu(result: Row) -> Iterator[str]:
-    """A table per section of `bench.gpu.run`; of correctness only the wrong rows and errors."""
+    """Yield Markdown tables, one per section of `bench.gpu.run`; for correctness only the wrong rows and errors."""
     for section, part in result["sections"].items():
         rows = part["rows"]
         state = "" if part.get("complete") else ", incomplete"
@@ -417,7 +455,7 @@ def gpu(result: Row) -> Iterator[str]:
 
 
 def shown(name: str) -> Cell:
-    """A field as it is, numbers to four digits."""
+    """Return a cell that shows a field as it is, with numbers to four digits."""
 
     def cell(row: Row) -> str:
         value = row.get(name, "")
@@ -427,5 +465,5 @@ def shown(name: str) -> Cell:
 
 
 def single_row(result: Row) -> Iterator[str]:
-    """A result with one `row` of numbers."""
+    """Yield a Markdown table of the names and numbers in the entry `row` of a result that has only one row."""
     yield from values(result["row"])

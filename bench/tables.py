@@ -2,11 +2,12 @@
 
 python -m bench.tables
 
-A file has a section under its benchmark, with date, machine and versions. The archived files are never edited: where an
-older one lacks a field or names a thing in another way, this module knows how to read it.
+A file has a section under its benchmark, with date, machine and versions. The archived files are never edited. Where an
+older file lacks a field or names a thing in another way, this module knows how to read the file.
 """
 
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,20 @@ import click
 
 from bench import sections, trust_sections
 from bench.sections import Row
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import InputError
+from sharp.core.cli import SharpCommand
+from sharp.core.errors import InputError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.with_name("RESULTS.md")
 README = RESULTS.parents[1] / "README.md"
 README_RESULT = RESULTS / "attention_decode_32k.json"
+COLUMNS = 120  # of a line of prose
 INTRODUCTION = """# Results
 
 Written by `python -m bench.tables` from the files of `results/`; do not edit. [README.md](README.md) says how to run
 each benchmark, [notes](notes/README.md) what was learned. "x peer" is how many times as fast as the peer.
 """
-SETTINGS = {  # of a file, and how the page calls them
+SETTINGS = {  # the settings in a file, and their names on the page
     name: name.replace("_", " ")
     for name in (
         *("model", "parameters", "checkpoint_dtype", "weights", "cache", "heads", "head_dim", "target", "text"),
@@ -36,7 +38,7 @@ SETTINGS = {  # of a file, and how the page calls them
         *("prompt_tokens", "completion_tokens", "completion_seconds", "note"),
     )
 }
-OLD_NAMES = {  # of fields, and what they are called today
+OLD_NAMES = {  # old names of fields, and today's names
     "answer_tokens": "completion_tokens",
     "answer_seconds": "completion_seconds",
     "answered": "completed",
@@ -54,6 +56,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "embeddings": ("Embeddings beside sentence-transformers", sections.embeddings),
     "engine_step": ("The engine's share of a step", sections.engine_step),
     "host_share": ("The host's share of a step of an emulated device", sections.host_share),
+    "plan": ("`sharp plan` beside measurements", sections.plan),
     "metrics": ("Attention metrics", sections.single_row),
     "overload": ("A server at twice its capacity", sections.single_row),
     "ray_serve": ("Ray Serve", sections.ray_serve),
@@ -67,6 +70,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
     "adapt_decode": ("Decoding of an adapted model", sections.adapt_decode),
     "adapt_walk": ("A path from softmax to the norm beside the norm from the first step", sections.adapt_walk),
     "adapt_temperature": ("Adaptive temperatures without training", sections.adapt_temperature),
+    "long_context": ("What is found in long documents", sections.long_context),
     "adapt_memory": ("Memory of normalized_attention's forward and backward pass", sections.adapt_memory),
     "certified": ("Reads for a certified error, where no weight is zero (study)", sections.certified),
     "routing": ("Prefix routing (simulation)", sections.routing),
@@ -76,12 +80,12 @@ SECTIONS: dict[str, tuple[str, Callable[[Row], Iterator[str]]]] = {
 
 
 def renamed(row: Row) -> Row:
-    """A row with today's names of its fields."""
+    """Return a row with today's names of its fields."""
     return {OLD_NAMES.get(name, name): value for name, value in row.items()}
 
 
 def read(path: Path) -> Row:
-    """A result with the fields that every file of today has."""
+    """Return the result in a JSON file of bench/results, with the names of older files replaced by today's."""
     result: Row = json.loads(path.read_text(encoding="utf-8"), object_hook=renamed)
     if path.stem == "gpu":
         return {"benchmark": "gpu", "sections": result}
@@ -105,7 +109,7 @@ def is_single(value: Any) -> bool:
 
 
 def facts(result: Row) -> str:
-    """Date, machine, versions and settings in one line."""
+    """Return date, machine, versions and settings in one line, those that the result has."""
     said = [str(result[name]) for name in ("date", "machine") if name in result]
     said += [f"{name} {version}" for name, version in result.get("versions", {}).items() if name != "sharp-attention"]
     settings = {**result, **result.get("workload", {})}
@@ -116,7 +120,7 @@ def facts(result: Row) -> str:
 
 
 def page(folder: Path) -> str:
-    """The whole page, from the JSON files of a folder.
+    """Return the whole page, made from the JSON files of a folder.
 
     Raises:
         InputError: a file is of a benchmark that has no section.
@@ -135,11 +139,21 @@ def page(folder: Path) -> str:
             if said := facts(result):
                 lines += [said, ""]
             lines += [*section(result), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(wrapped(line) for line in "\n".join(lines).rstrip().split("\n")) + "\n"
+
+
+def wrapped(line: str) -> str:
+    """Break a line of prose that is too long; a row of a table stays one line."""
+    if len(line) <= COLUMNS or line.startswith("|"):
+        return line
+    return textwrap.fill(line, COLUMNS, break_long_words=False, break_on_hyphens=False)
 
 
 def with_speed_table(readme: str, result: Row) -> str:
-    """The README with the table under its line that begins with `| | ms |`, as the result has it."""
+    """Return the README with its speed table, which begins with the line `| | ms |`, made from the result.
+
+    A README without this line is returned as it is.
+    """
     before, heading, after = readme.partition("\n| | ms |")
     rest = after.partition("\n\n")[2]
     return f"{before}\n{chr(10).join(sections.decode_in_short(result))}\n\n{rest}" if heading else readme

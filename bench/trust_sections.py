@@ -1,4 +1,4 @@
-"""Sections of the page for what a server survives: budgets, faults, fuzzing, a soak."""
+"""Sections of the page about what a server survives: budgets, faults, fuzzing, a soak."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,10 @@ from bench.sections import Row, field, table
 
 
 def budgets(result: Row) -> Iterator[str]:
-    """The requests that cost the most; bars: 250 ms of another stream, 200 MB."""
+    """Yield a Markdown table of the requests that cost the server the most: longest gap, memory, CPU time.
+
+    The limits are a gap of 250 ms for another stream, and 200 MB.
+    """
     rows = result["rows"]
     worst = {
         row["name"]: row
@@ -28,7 +31,7 @@ def budgets(result: Row) -> Iterator[str]:
 
 
 def faults(result: Row) -> Iterator[str]:
-    """How many of each kind, and what became of requests when there were too many."""
+    """Yield Markdown: the outcome of requests under overload, and a table of injected faults by kind."""
     counts = f"{result['faults']:,} faults of {result['kinds']} kinds, {len(result['broken'])} broke an invariant"
     yield f"`{result['command']}`: {counts}."
     yield ""
@@ -45,14 +48,14 @@ def faults(result: Row) -> Iterator[str]:
 
 
 def key_screen_calls(result: Row) -> Iterator[str]:
-    """How many calls of each kind, and how many of the batches that held them were wrong."""
+    """Yield Markdown: the number of wrong batches, and a table with the number of randomized calls of each kind."""
     yield f"`{result['command']}`: {result['calls']:,} calls, {len(result['wrong'])} batches with a wrong one."
     yield ""
     yield from table({"kind": field("kind"), "calls": field("calls", ",")}, result["rows"])
 
 
 def fuzz(result: Row) -> Iterator[str]:
-    """Executions, covered edges and open findings of each target."""
+    """Yield a Markdown table with a row per fuzz target: executions, seconds, covered edges and open findings."""
     minutes = sum(row["seconds"] for row in result["rows"]) / 60
     counts = f"{result['executions']:,} executions in {minutes:.0f} minutes, {result['findings']} findings open"
     yield f"`{result['command']}`: {counts}."
@@ -69,7 +72,7 @@ def fuzz(result: Row) -> Iterator[str]:
 
 
 def soak(result: Row) -> Iterator[str]:
-    """What the server held in the first and the last third, and how many requests there were."""
+    """Yield a Markdown table of the resources that a server held in the first and in the last third of a long run."""
     counts = f"{sum(result['requests'].values()):,} requests of {len(result['requests'])} kinds"
     drift = f"honest ones {result['latency_drift']:.2f} times as long in the end"
     yield f"`{result['command']}`: {counts}, {len(result['wrong'])} wrong, {drift}."

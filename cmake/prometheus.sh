@@ -6,10 +6,10 @@ target=$1
 
 command -v prometheus > /dev/null && command -v promtool > /dev/null && exit 0
 [ -x "$target/usr/bin/prometheus" ] && exit 0
-command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null || exit 0
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-if (cd "$root" && apt-get download -qq prometheus > /dev/null 2>&1); then
+if command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null \
+  && (cd "$root" && apt-get download -qq prometheus > /dev/null 2>&1); then
   mkdir -p "$target" && dpkg-deb -x "$root"/prometheus_*.deb "$target"
 else
   echo "Tests that need Prometheus will be skipped: apt-get has no package prometheus at hand" >&2

@@ -12,7 +12,7 @@ endif()
 include(cmake/gpu_headers.cmake)
 
 function(sharp_gpu_library name)
-  target_include_directories(${name} PRIVATE plugins/cuda)
+  target_include_directories(${name} PRIVATE plugins/cuda plugins/op)
   target_include_directories(${name} SYSTEM PRIVATE ${SHARP_CUDA_INCLUDE_DIR})
   target_compile_options(${name} PRIVATE -Wall -Wextra)
   target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--no-undefined)
@@ -27,7 +27,9 @@ add_library(sharp_cuda SHARED
   plugins/cuda/kernels.cc
   plugins/cuda/paged_attention.cc
   plugins/cuda/sampling.cc
+  plugins/cuda/launch_plan.cc
   plugins/cuda/plan.cc
+  plugins/op/check.cc
   ${SHARP_KERNELS}/kernels.cc)
 set_source_files_properties(${SHARP_KERNELS}/kernels.cc PROPERTIES OBJECT_DEPENDS ${SHARP_KERNELS}/kernels.bin)
 target_link_libraries(sharp_cuda PRIVATE ${CMAKE_DL_LIBS})
@@ -40,7 +42,8 @@ if(SHARP_TENSORRT)
     plugins/tensorrt/attributes.cc
     plugins/tensorrt/creators.cc
     plugins/tensorrt/paged_attention_plugin.cc
-    plugins/tensorrt/plugin.cc)
+    plugins/tensorrt/plugin.cc
+    plugins/op/check.cc)
   target_include_directories(sharp_trt SYSTEM PRIVATE ${SHARP_TENSORRT_INCLUDE_DIR})
   target_link_libraries(sharp_trt PRIVATE sharp_cuda)
   sharp_gpu_library(sharp_trt)
@@ -48,7 +51,7 @@ if(SHARP_TENSORRT)
 
   # For bench/gpu/library.py: calls the plugin without TensorRT.
   add_library(sharp_plugin_call SHARED EXCLUDE_FROM_ALL bench/gpu/plugin_call.cc)
-  target_include_directories(sharp_plugin_call PRIVATE plugins/cuda)
+  target_include_directories(sharp_plugin_call PRIVATE plugins/cuda plugins/op)
   target_include_directories(sharp_plugin_call SYSTEM PRIVATE ${SHARP_CUDA_INCLUDE_DIR} ${SHARP_TENSORRT_INCLUDE_DIR})
   target_link_libraries(sharp_plugin_call PRIVATE ${CMAKE_DL_LIBS})
 endif()

@@ -12,14 +12,15 @@ set(sources
   ${cpu}/sampling.cc
   ${cpu}/store.cc
   ${cpu}/temperature.cc
-  plugins/onnxruntime/attention_inputs.cc
+  plugins/cuda/launch_plan.cc
   plugins/onnxruntime/attention_op.cc
   plugins/onnxruntime/attributes.cc
   plugins/onnxruntime/cuda_attention_op.cc
   plugins/onnxruntime/cuda_library.cc
   plugins/onnxruntime/cuda_paged_attention_op.cc
   plugins/onnxruntime/inputs.cc
-  plugins/onnxruntime/paged_attention_op.cc)
+  plugins/onnxruntime/paged_attention_op.cc
+  plugins/op/check.cc)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND sources ${cpu}/loops_avx2.cc ${cpu}/loops_avx512.cc ${cpu}/loops_avx512_vnni.cc)
   set_source_files_properties(${cpu}/loops_avx2.cc PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
@@ -43,7 +44,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64" AND CMAKE_SYSTEM_NAME STREQUAL
 endif()
 
 add_library(sharp_ops SHARED ${sources})
-target_include_directories(sharp_ops PRIVATE ${cpu} plugins/onnxruntime)
+target_include_directories(sharp_ops PRIVATE ${cpu} plugins/onnxruntime plugins/op)
 set_source_files_properties(plugins/onnxruntime/cuda_attention_op.cc plugins/onnxruntime/cuda_library.cc
   plugins/onnxruntime/cuda_paged_attention_op.cc PROPERTIES
   INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/plugins/cuda)

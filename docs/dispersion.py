@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from sharp.plugins.ops.normalizers import Normalizer, normalize
+from sharp.plugins.op.normalizers import Normalizer, normalize
 
 LENGTHS = np.unique(np.geomspace(16, 131072, 14).astype(int))
 LOGIT, ROWS = 6.0, 20

@@ -17,7 +17,11 @@ COLORS = ("tab:red", "tab:gray", "tab:blue")
 
 
 def bytes_of_a_key() -> list[float]:
-    """Of key and value in float32: everything; all keys and few values; the screen and few strips of keys."""
+    """Return the bytes of a key and its value that softmax, entmax, and entmax with a screen read, on average.
+
+    Softmax reads all keys and values in float32; entmax all keys and few values; with a screen entmax reads the screen
+    of all keys, and few strips of keys and few values.
+    """
     rows = json.loads((RESULTS / "certified.json").read_text())["rows"]
     found = next(row for row in rows if row["context"] == 32768 and row["normalizer"] == "entmax")
     one = 4 * HEAD_DIM

@@ -1,1 +1,1 @@
-"""From a checkpoint to a model folder that every ONNX runtime can load."""
+"""The exporter, which turns a checkpoint into a model folder that every ONNX runtime can load."""

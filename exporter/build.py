@@ -1,4 +1,4 @@
-"""The command `sharp build`: a model folder compiled for one kind of hardware."""
+"""The command `sharp build`, which compiles a model folder for one kind of hardware."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sharp.plugins.checksums import update_sums
-from sharp.plugins.cli import SharpCommand
+from sharp.core.checksums import update_sums
+from sharp.core.cli import SharpCommand, if_interrupted
+from sharp.core.engine_manifest import ENGINE_FILE, EngineLimits, manifest_path
+from sharp.core.errors import InputError
+from sharp.core.manifest import check_verified, read_manifest
 from sharp.plugins.cuda.device import find_device
-from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, manifest_path
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import check_verified, read_manifest
 
 
 @click.command(
@@ -27,15 +27,22 @@ from sharp.plugins.manifest import check_verified, read_manifest
     required=True,
     help="The runtime that loads the engine; cuda: the kernels for ONNX Runtime on a GPU.",
 )
-@click.option("--compute-capability", type=int, metavar="CC", help="Of the GPU, for tensorrt-rtx and cuda: 89 is 8.9.")
+@click.option(
+    "--compute-capability",
+    type=int,
+    metavar="CC",
+    help="Compute capability of the GPU, for tensorrt-rtx and cuda, such as 89 for 8.9.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine's file.  [default: in FOLDER]")
-@click.option("--max-sequences", type=click.IntRange(1), default=8, help="Most sequences of a batch.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, help="Most new tokens that a step computes.")
-@click.option("--max-context", type=click.IntRange(1), help="Longest sequence.  [default: the model's, at most 4096]")
+@click.option("--max-sequences", type=click.IntRange(1), default=8, help="Maximum number of sequences in a batch.")
+@click.option("--max-tokens", type=click.IntRange(1), default=512, help="Maximum number of new tokens per step.")
+@click.option(
+    "--max-context", type=click.IntRange(1), help="Maximum tokens of a sequence.  [default: the model's, at most 4096]"
+)
 @click.option(
     "--timing-cache",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TensorRT's measurements, read and written.  [default: in FOLDER]",
+    help="File of TensorRT's timing cache, which is read and updated.  [default: in FOLDER]",
 )
 @click.option("--allow-unverified", is_flag=True, help="Build a model that failed its verification, too.")
 def build(
@@ -54,11 +61,12 @@ def build(
     cuda needs Triton and no GPU: it compiles the attention kernels that this model needs into FOLDER/kernels, where the
     server finds those that its library was not built with.
 
-    tensorrt needs TensorRT and the GPU that the engine is for; attention is Sharp's plugin, without a paged cache only
-    from TensorRT 10.15 on and else standard ops. Serve it with --max-sequences and --max-batch-tokens of at most
-    --max-sequences and --max-tokens here.
+    tensorrt needs TensorRT and the GPU that the engine is for; attention runs in Sharp's plugin. For a model without a
+    paged cache the plugin needs TensorRT 10.15; with an older version attention runs as standard ops. Serve the engine
+    with --max-sequences and --max-batch-tokens of at most --max-sequences and --max-tokens here.
     tensorrt-rtx needs no GPU: TensorRT-RTX finishes the engine when it is first loaded; attention runs as standard ops.
     """
+    if_interrupted("no engine was written")
     if backend == "tensorrt-rtx" and (compute_capability is None or timing_cache is not None):
         raise click.UsageError("--backend tensorrt-rtx needs --compute-capability and takes no --timing-cache")
     if backend == "tensorrt" and compute_capability is not None:
@@ -69,7 +77,10 @@ def build(
     manifest = read_manifest(folder)
     check_verified(folder, manifest, allow_unverified)
     if max_context is not None and max_context > manifest.max_context:
-        raise InputError(f"--max-context is {max_context}, but the model's longest sequence is {manifest.max_context}")
+        raise InputError(
+            f"--max-context is {max_context}, but the model's longest sequence is {manifest.max_context}; give at "
+            "most that"
+        )
     path = output or folder / (ENGINE_FILE if compute_capability is None else f"model.sm{compute_capability}.engine")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputError(f"the engine {path} cannot be written: give a file in a folder that exists with -o")
@@ -96,10 +107,17 @@ def build(
 
 
 def build_kernels(folder: Path, capability: int | None, output: Path | None) -> None:
-    """Compile the kernels that the model needs.
+    """Compile the kernels that the model in `folder` needs, write them to a folder, and print that folder.
+
+    Args:
+        folder: the model folder.
+        capability: the compute capability times 10, such as 89; None takes that of this machine's first GPU.
+        output: the folder to write; None means `kernels` in `folder`.
 
     Raises:
-        InputError: there are none for that compute capability.
+        NotFoundError: `folder` is not a model folder.
+        InputError: kernels are not compiled for that compute capability, or the model needs none.
+        SharpError: `capability` is None and there is no GPU, or Triton refused a kernel.
     """
     from sharp.plugins.cuda.compiler import CAPABILITIES
     from sharp.plugins.cuda.model_package import FOLDER, compile_kernels

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from sharp.exporter.checkpoints.path_checks import check_exists
-from sharp.plugins.cli import SharpCommand, exit_on_terminate
-from sharp.plugins.errors import VerificationError
-
-if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --help or a typing error
-    from sharp.exporter.checkpoints.source import Source
+from sharp.core.cli import SharpCommand
+from sharp.core.table import Table
+from sharp.exporter.export_command import ExportFlags, run_export
+from sharp.exporter.ignore_key import ignore_key_option
 
 
 def print_architectures(context: click.Context, _option: click.Parameter, requested: bool) -> None:
-    """What `--list` does: print the table and leave."""
+    """Print the table of architectures and exit, as the callback of `--list`."""
     if not requested or context.resilient_parsing:
         return
     from sharp.exporter.checkpoints.architectures import ARCHITECTURES
@@ -41,7 +33,7 @@ def print_architectures(context: click.Context, _option: click.Parameter, reques
         )
     console = Console()
     console.print(table)
-    console.print("Also checkpoints of Sharp's own models: decoders, encoders, set models and models of numbers.")
+    console.print("Sharp's own checkpoints can be exported, too: decoders, encoders, set models and models of numbers.")
     context.exit()
 
 
@@ -59,9 +51,19 @@ GROUPS = {
         "--log-length-offset",
         "--length-onset",
     ),
-    "Model": ("--cache", "--target", "--head", "--max-context", "--block-size", "--key-screen", "--opset"),
+    "Model": (
+        "--cache",
+        "--target",
+        "--head",
+        "--ignore-key",
+        "--max-context",
+        "--block-size",
+        "--key-screen",
+        "--opset",
+    ),
     "Precision": ("--dtype", "--kv-dtype", "--quantize"),
     "Program": ("--tokenizer", "--norm-parameter"),
+    "Class": ("--weights", "--weights-entry", "--arg", "--config-class", "--example"),
     "Output": ("--output", "--dry-run", "--text", "--json", "--quiet"),
 }
 COMMON = (
@@ -84,29 +86,30 @@ COMMON = (
     is_eager=True,
     expose_value=False,
     callback=print_architectures,
-    help="What can be exported.",
+    help="Print the architectures that can be exported, and exit.",
 )
 @click.option(
     "--norm",
     metavar="NAME",
     help="The attention scheme: softmax, fixed-temperature, adaptive-temperature, ssmax, ssmax-bias, assmax, entmax, "
     "sparsemax, sentmax, asentmax, ssa, sigmoid, sigmoid-n, relu, relu-n, relu2, relu2-n, softpick, log-power, llama4 "
-    "or one of your own. "
-    " [default: that which the model says it was trained with, or which is in the graph of a .pt2 program]",
+    "or one of your own.  "
+    "[default: the norm that the checkpoint names, else softmax; for a .pt2 program, the norm in its graph]",
 )
 @click.option(
     "--cache",
     type=click.Choice(["paged", "contiguous", "none"]),
     default="paged",
     show_default=True,
-    help="The key-value cache of the model: paged is what sharp-serve runs; contiguous has past and present inputs for "
-    "other tools; none computes whole sequences (encoders, set and number models have no other form).",
+    help="The key-value cache of the model: paged is the form that sharp-serve needs to generate text; contiguous has "
+    "past and present inputs for other tools; none computes whole sequences, which is the only form of encoders, set "
+    "models and models of numbers.",
 )
 @click.option(
     "--target",
     type=click.Choice(["onnxruntime", "tensorrt", "portable"]),
-    help="Who runs the model: onnxruntime keeps attention as one node, for Sharp's kernels (without them, ONNX Runtime "
-    "replaces it by standard ops); tensorrt keeps only the node, for Sharp's TensorRT plugin; portable has "
+    help="The runtime for the model: onnxruntime keeps attention as one node, for Sharp's kernels (without them, ONNX "
+    "Runtime replaces it by standard ops); tensorrt keeps only the node, for Sharp's TensorRT plugin; portable has "
     "standard ops only, for every other tool and for a normalizer of your own.  [default: onnxruntime, or portable for "
     "such a norm]",
 )
@@ -121,27 +124,28 @@ COMMON = (
     "--norm-map",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Other norms for some layers and heads: TOML or JSON with entries [[norms]] of norm, layers, heads and the "
-    "norm's options.",
+    help="A file with other norms for some layers and heads: TOML or JSON with entries [[norms]] of norm, layers, "
+    "heads and the norm's options.",
 )
 @click.option(
     "--trained-norm",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What the norm of a Hugging Face model has learned: TOML or JSON with norm, its options and [parameters], the "
-    "names of weights in which {layer} is the layer's number.  [default: the entry trained_norm of config.json]",
+    help="A file with the learned parameters of the norm of a Hugging Face model: TOML or JSON with norm, its options "
+    "and [parameters], the names of weights, in which {layer} stands for the layer's number.  [default: the entry "
+    "trained_norm of config.json]",
 )
 @click.option(
     "--head",
     type=click.Choice(["masked-lm", "embedding", "classification"]),
-    help="Of a Hugging Face encoder: logits of tokens; hidden states, of which sharp-serve makes embeddings; or the "
-    "logits of a classification head, such as a reranker's.  [default: the one that the checkpoint was saved with]",
+    help="The output of a Hugging Face encoder: logits of tokens, hidden states for embeddings, or the logits of a "
+    "classification head, such as a reranker's.  [default: the head that the checkpoint was saved with]",
 )
 @click.option(
     "--alpha",
     type=float,
     metavar="A",
-    help="Entmax's alpha, above 1 and at most 64; on GPUs 4.  [default: the checkpoint's, or 1.5]",
+    help="Alpha of entmax, above 1 and at most 64 (at most 4 on GPUs).  [default: the checkpoint's, or 1.5]",
 )
 @click.option("--ssa-b", type=float, metavar="B", help="b of norm ssa in all heads.  [default: the checkpoint's, or 1]")
 @click.option(
@@ -151,14 +155,14 @@ COMMON = (
     "--temperature",
     type=float,
     metavar="T",
-    help="What divides the logits of norm fixed-temperature.  [default: the checkpoint's]",
+    help="The temperature of norm fixed-temperature, which divides the logits.  [default: the checkpoint's]",
 )
 @click.option(
     "--temperature-coefficients",
     metavar="FILE",
     help="The polynomial of norm adaptive-temperature: a file of sharp fit-temperature, icml2025, arxiv2024 or "
     "icml2025-long.  "
-    "[default: the checkpoint's, which is icml2025 unless it says another]",
+    "[default: the checkpoint's, else icml2025]",
 )
 @click.option(
     "--log-length-offset",
@@ -176,16 +180,50 @@ COMMON = (
 @click.option(
     "--tokenizer",
     metavar="FILE",
-    help="Of a .pt2 program, which has none itself: a tokenizer.json, a folder with one, or bytes.",
+    help="The tokenizer of a model without one (a .pt2 program, FILE.py:CLASS): a tokenizer.json, a folder with one, "
+    "or bytes.",
 )
 @click.option(
     "--norm-parameter",
     "norm_parameters",
     multiple=True,
     metavar="NAME=TENSOR",
-    help="What a .pt2 program has learned for its norm (b and n of ssa, s of ssmax, beta and gamma of sentmax, "
-    "w_beta and w_gamma of assmax and asentmax): a number, or the name of a tensor of the program, in which {layer} is "
-    "the layer's number.",
+    help="A learned parameter of the norm of a .pt2 program (b and n of ssa, s of ssmax, beta and gamma of sentmax, "
+    "w_beta and w_gamma of assmax and asentmax), as NAME=NUMBER or NAME=TENSOR; {layer} in the name of a tensor stands "
+    "for the layer's number.",
+)
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The weights for FILE.py:CLASS: a .safetensors file, the index of several (.safetensors.index.json), or a "
+    "file of torch.save with a state dict or with a trainer's checkpoint.",
+)
+@click.option(
+    "--weights-entry",
+    metavar="NAME",
+    help="The key of the weights in the file of --weights, if it has several: ema, say, or state_dict.model.  "
+    "[default: the key under which all names of the class are]",
+)
+@click.option(
+    "--arg",
+    "arguments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the class, as NAME=VALUE: a number, true, false, JSON or text; repeatable.  [default: the "
+    "arguments that the file of --weights has in model_args, config or hyper_parameters, if the class takes them]",
+)
+@click.option(
+    "--config-class",
+    metavar="NAME",
+    help="The type of the class's only argument, whose fields --arg sets: a class in the same file, namespace or "
+    "dict.  [default: the file's dataclass]",
+)
+@click.option(
+    "--example",
+    metavar="FUNCTION",
+    help="A function in the same file that returns example inputs of the model: a tensor, a tuple or a dict.  "
+    "[default: token ids]",
 )
 @click.option(
     "--dtype",
@@ -202,7 +240,7 @@ COMMON = (
 @click.option(
     "--quantize",
     type=click.Choice(["int8", "int4", "int4-128"]),
-    help="Keep the weights of matrix products, and of an embedding that is tied to one, in so many bits; int4-128 is "
+    help="Store the weights of matrix products, and of an embedding that is tied to one, in 8 or 4 bits; int4-128 is "
     "for GPUs.",
 )
 @click.option(
@@ -223,8 +261,8 @@ COMMON = (
     type=click.Choice(["auto", "int8", "none"]),
     default="auto",
     show_default=True,
-    help="Keep the keys of entmax heads a second time, in 8 bits, so that decoding reads few of the others; the result "
-    "is the same. auto: for a float32 cache, contexts of 8,192 tokens or more, and positions without ALiBi.",
+    help="Keep an 8-bit copy of the keys of entmax heads, so that decoding reads only a few full keys; the result does "
+    "not change. auto: for a float32 cache, contexts of 8,192 tokens or more, and positions without ALiBi.",
 )
 @click.option("--opset", type=int, default=23, show_default=True, help="The version of ONNX's standard ops, 18 to 25.")
 @click.option(
@@ -238,113 +276,24 @@ COMMON = (
     metavar="FILE",
     help="The text to measure perplexity on.  [default: Sharp's licence, with --untrained-norm or --quantize]",
 )
+@click.option(
+    "--sampling",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Sampling parameters for requests that do not set them: temperature, top_k, top_p, min_p or "
+    "repetition_penalty; repeatable.  [default: the checkpoint's]",
+)
+@ignore_key_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report (or the plan of a dry run) as JSON on stdout.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written and the memory it takes; write nothing.")
-def export(
-    source: Path,
-    output: Path | None,
-    untrained_norm: bool,
-    text: Path | None,
-    quiet: bool,
-    as_json: bool,
-    dry_run: bool,
-    tokenizer: str | None,
-    norm_parameters: tuple[str, ...],
-    **chosen: Any,
-) -> None:
+def export(**flags: Any) -> None:
     """Export the checkpoint SOURCE to a model folder that every ONNX runtime can load.
 
-    SOURCE is a Hugging Face folder (config.json and safetensors), a .gguf file, a .pt or .safetensors file of Sharp's
-    own, or a .pt2 file of torch.export.save, whatever model that is. The model is verified against PyTorch before the
-    folder appears; when a check fails, the folder is marked as unverified, servers refuse it, and the exit code is 1.
+    SOURCE is a Hugging Face folder (config.json and safetensors) or its id on the Hub, a .gguf file, a .pt or
+    .safetensors file of Sharp's own, a .pt2 file of torch.export.save, whatever model that is, or FILE.py:CLASS with
+    --weights: a class of your own, or a function that returns a module, whose file is run. The model is verified
+    against PyTorch before the folder appears; when a check fails, the folder is marked as unverified, servers refuse
+    it, and the exit code is 1.
     """
-    exit_on_terminate()
-    check_exists(source)  # before seconds of imports
-    console = Console(stderr=True, quiet=quiet)
-    with Progress(
-        SpinnerColumn(finished_text="✓"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
-        starting = progress.add_task("Loading PyTorch", total=None)
-        began = time.monotonic()
-
-        def phase(name: str, steps: int) -> Callable[[], None]:
-            if not console.is_terminal:  # a log gets a line as a phase begins
-                console.print(f"{time.monotonic() - began:6.1f} s  {name}", highlight=False)
-            for task in progress.tasks:
-                progress.update(task.id, completed=task.total)
-            task_id = progress.add_task(name, total=steps)
-            return lambda: progress.advance(task_id)
-
-        def on_source(read: Source) -> None:
-            if not read.trained:
-                progress.console.print(untrained_warning(read))
-            if read.unused_weights:
-                progress.console.print(unused_warning(read))
-
-        from sharp.exporter.checkpoints.norm_options import NormOptions
-        from sharp.exporter.export import Export, ExportSettings
-        from sharp.exporter.export import dry_run as plan
-        from sharp.exporter.export import export as run
-        from sharp.exporter.graph.graph_options import GraphOptions
-        from sharp.exporter.plan import Plan
-        from sharp.exporter.programs.reading import ProgramOptions
-        from sharp.exporter.programs.time_limit import time_of_program
-        from sharp.exporter.report import report, report_plan, untrained_warning, unused_warning
-        from sharp.plugins.manifest import NormParameter
-
-        progress.remove_task(starting)
-        graph = {one.name: chosen.pop(one.name) for one in fields(GraphOptions)}
-        settings = ExportSettings(
-            norm=chosen.pop("norm"),
-            cache=chosen.pop("cache"),
-            target=chosen.pop("target"),
-            norm_map=chosen.pop("norm_map"),
-            trained_norm=chosen.pop("trained_norm"),
-            head=chosen.pop("head"),
-            norm_options=NormOptions(**chosen),
-            untrained_norm=untrained_norm,
-            text=text,
-            graph=GraphOptions(**graph),
-            program=ProgramOptions(tokenizer=tokenizer, norm_parameters=dict(map(parse_parameter, norm_parameters))),
-        )
-        try:
-            with time_of_program(source):
-                result = (plan if dry_run else run)(source, settings, output, phase, on_source)
-        except BaseException:
-            progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
-            raise
-        for task in progress.tasks:
-            progress.update(task.id, completed=task.total)
-    if as_json:
-        content = asdict(result) if isinstance(result, Plan) else result.report
-        click.echo(json.dumps(content, indent=2, default=NormParameter.model_dump))
-    elif isinstance(result, Plan) and not quiet:
-        report_plan(result)
-    elif isinstance(result, Export) and not quiet:
-        report(result)
-    if isinstance(result, Export) and result.verification.failure is not None:
-        raise VerificationError(
-            f"{result.verification.failure}; {result.folder} is marked as unverified, see its report.json"
-        )
-
-
-def parse_parameter(text: str) -> tuple[str, float | str]:
-    """A name, and a number or the name of a tensor.
-
-    Raises:
-        click.UsageError: there is no = in it.
-    """
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise click.UsageError(f"--norm-parameter is {text!r}, but must be NAME=TENSOR or NAME=NUMBER")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, value
+    run_export(ExportFlags(**flags))

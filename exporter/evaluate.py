@@ -1,12 +1,16 @@
-"""`python -m sharp.exporter.evaluate FOLDER`: how an exported model does its task, in ONNX Runtime and in PyTorch."""
+"""The command `python -m sharp.exporter.evaluate FOLDER`, which scores an exported model on a task.
+
+The model runs in ONNX Runtime, and on request in PyTorch and on a server.
+"""
 
 from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from sharp.core.cli import SharpCommand
+from sharp.core.table import Table
 from sharp.exporter.forms.uncached.remote_model import RemoteModel
 from sharp.exporter.forms.uncached.scoring import (
     RUNTIMES,
@@ -22,20 +26,35 @@ from sharp.models.evaluate import RESULTS, parse_sweep
 from sharp.models.evaluation import RESULT_SUFFIXES, check_output, parse_lengths, write
 from sharp.models.tasks.registry import TASKS
 from sharp.models.tasks.scoring import Scorable
-from sharp.plugins.cli import SharpCommand
 
 
 @click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="What FOLDER was made from, to run in PyTorch too.")
-@click.option("--runtime", type=click.Choice(["both", *RUNTIMES]), default="both", help="Sharp's kernels, or the body.")
-@click.option("--server", metavar="URL", help="Run it on a server of FOLDER too, such as http://127.0.0.1:8000.")
-@click.option("--task", "task_name", type=click.Choice(list(TASKS)), help="Task.  [default: the one it was trained on]")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="The checkpoint from which FOLDER was exported, to evaluate in PyTorch, too.",
+)
+@click.option(
+    "--runtime",
+    type=click.Choice(["both", *RUNTIMES]),
+    default="both",
+    help="Run attention in Sharp's kernels, as standard ops (body), or in both.",
+)
+@click.option(
+    "--server", metavar="URL", help="URL of a server of FOLDER to evaluate, too, such as http://127.0.0.1:8000."
+)
+@click.option(
+    "--task",
+    "task_name",
+    type=click.Choice(list(TASKS)),
+    help="Task.  [default: the task that the model was trained on]",
+)
 @click.option("--lengths", help="Lengths, as 16,32,64.  [default: those of the task's paper]")
 @click.option("--sweep", help="A parameter of the task to vary, as FIELD=1,2,3, or none.  [default: the paper's]")
 @click.option("--set", "parameters", multiple=True, help="Another parameter of the task, as FIELD=VALUE; repeatable.")
-@click.option("--samples", type=click.IntRange(min=1), default=1000, help="Samples of every length.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of the samples.")
+@click.option("--samples", type=click.IntRange(min=1), default=1000, help="Number of samples per length.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of the random samples.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
 @click.option(
     "--output",
@@ -85,7 +104,11 @@ def main(
 
 
 def as_table(rows: list[RuntimeRow], length_name: str) -> Table:
-    """A line per length, a column per runtime: score and its standard error over samples."""
+    """Return a table with a line for each length and swept value, and a column for the score of each runtime.
+
+    The standard error over samples is that of the first runtime. `rows` must not be empty, and all runtimes must have
+    the same lengths and values in the same order.
+    """
     runtimes = list(dict.fromkeys(row.runtime for row in rows))
     swept = [rows[0].sweep] if rows[0].sweep else []
     table = Table(length_name, *swept, *runtimes, "standard error", title=f"{rows[0].task}: {rows[0].metric}")

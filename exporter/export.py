@@ -1,10 +1,10 @@
-"""`sharp-export`, step by step: read, lower, write, verify, then show the folder whole or not at all."""
+"""The steps of `sharp-export`: read, lower, write, verify, then publish the folder whole or not at all."""
 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import accumulate
@@ -14,11 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.mapped_decoder import MappedDecoder, with_norm_map
-from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions, norm_parameters
+from sharp.core import manifest
+from sharp.core.checksums import write_manifest
+from sharp.core.errors import InputError, SharpError
+from sharp.core.output_file import check_disk, room
 from sharp.exporter.checkpoints.reading import read_source
-from sharp.exporter.checkpoints.source import Source
+from sharp.exporter.checkpoints.sampling_defaults import chosen_sampling
 from sharp.exporter.forms.contiguous.genai import write_genai_config
 from sharp.exporter.forms.form import Form, make_form
 from sharp.exporter.forms.uncached.model import STATS
@@ -27,10 +28,15 @@ from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, TORCH_DTYPES, Grap
 from sharp.exporter.graph.half_precision import weights_as, widen_bfloat16
 from sharp.exporter.graph.key_screens import key_shifts
 from sharp.exporter.graph.quantization import quantize
-from sharp.exporter.plan import Plan, make_plan
+from sharp.exporter.plan import ExportPlan, disk_bytes, make_plan
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions
-from sharp.exporter.staging import Staging, remove_stale
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.mapped_decoder import with_norm_map
+from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions, norm_parameters
+from sharp.exporter.sources.source import Source
+from sharp.exporter.staging import Staging, check_output, remove_stale
 from sharp.exporter.verification.comparison import WIDENED, Runtime, runtimes_of
+from sharp.exporter.verification.expected_entropy import expected_entropy
 from sharp.exporter.verification.perplexity import (
     MOST_TOKENS,
     QUANTIZED_TOKENS,
@@ -41,26 +47,24 @@ from sharp.exporter.verification.perplexity import (
     text_losses,
 )
 from sharp.exporter.verification.report import REPORT_FILE, summary, verification_report
-from sharp.exporter.verification.tolerance import Tolerance, tolerance_of
+from sharp.exporter.verification.second_reader import checked_against
+from sharp.exporter.verification.tolerance import ExportTolerance, tolerance_of
 from sharp.exporter.verification.verifier import Text, Verification, number_of_checks, verify
 from sharp.models.query_scale import LOG_LENGTH_OFFSET
-from sharp.plugins import manifest
-from sharp.plugins.checksums import write_manifest
-from sharp.plugins.custom.normalizer import is_custom
-from sharp.plugins.errors import InputError, SharpError
-from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
+from sharp.plugins.op.attributes import DEFAULT_STATS_COLUMNS
+from sharp.plugins.op.custom_normalizer import is_custom
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "transformers")
 
-# phase(name, steps) announces the next phase; what it returns is called after each of its steps.
+# phase(name, steps) announces the next phase. It returns a function that is called after each step of this phase.
 Phase = Callable[[str, int], Callable[[], None]]
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What the user chose; the fields are the options of `sharp-export`."""
+    """The settings of an export that the user chose; the fields are the options of `sharp-export`."""
 
-    norm: str | None = None  # the source's own
+    norm: str | None = None  # None means the norm of the checkpoint
     cache: str = "paged"
     target: manifest.Target | None = None
     norm_options: NormOptions = NO_OPTIONS
@@ -68,28 +72,31 @@ class ExportSettings:
     untrained_norm: bool = False
     trained_norm: Path | None = None
     head: str | None = None
+    ignore_keys: tuple[str, ...] = ()
+    sampling: tuple[str, ...] = ()  # NAME=VALUE
     text: Path | None = None
     graph: GraphOptions = DEFAULT_GRAPH
     program: ProgramOptions = NO_PROGRAM_OPTIONS
 
     @property
     def chosen_target(self) -> manifest.Target:
-        """The target; where none is given, a user's normalizer, which no kernel has, is portable."""
+        """The target. The default is onnxruntime, or portable for a user's own normalizer, which no kernel has."""
         return self.target or ("portable" if self.norm is not None and is_custom(self.norm) else "onnxruntime")
 
 
 @dataclass(frozen=True)
 class Export:
-    """A finished export, verified or not: `verification.failure` says so, and the folder is marked accordingly.
+    """A finished export. If `verification.failure` is set, the folder is marked as unverified.
 
-    `perplexity` is there where a norm is untrained or a text given, and the model reads text.
+    `perplexity` is set if the model reads text, and the norm is untrained or a text was given or the model is
+    quantized.
     """
 
     folder: Path
     manifest: manifest.Manifest
     verification: Verification
     perplexity: Perplexity | None
-    report: dict[str, Any]  # of `sharp.exporter.verification.report`
+    report: dict[str, Any]  # the content of report.json, see `sharp.exporter.verification.report`
 
 
 def export(
@@ -97,61 +104,93 @@ def export(
 ) -> Export:
     """Export the checkpoint at `path` into `folder`, which must be empty or not exist.
 
-    A `folder` of None is named after the checkpoint and its norm.
+    A failed verification raises nothing: the folder is written, and `verification.failure` of the result is set.
 
-    `on_source` is called when the checkpoint is read, before the long work begins.
+    Args:
+        path: the checkpoint.
+        settings: the settings of the export.
+        folder: the folder to write; None means a folder named after the checkpoint and the norm.
+        phase: is called with the name of each phase and its number of steps, and returns a function that is called
+            after each of these steps.
+        on_source: is called with the source once, when the checkpoint is read and before the long work begins.
 
     Raises:
-        InputError, NotFoundError: see `read_source`, `make_form` and `read_tokens`; or the norm is untrained and the
-            settings do not allow that; or `folder` is not empty or cannot be written.
+        NotFoundError: the checkpoint, the text, the norm map or another file of the settings does not exist.
+        InputError: the checkpoint or the text cannot be read, or the model cannot have this form; or the norm is
+            untrained and the settings do not allow that; or `folder` is not empty or cannot be made.
+        SharpError: the folder cannot be written.
     """
-    source, form, settings, folder = _prepare(path, settings, folder, phase)
-    target = folder.resolve()  # a rename to "." is refused
-    on_source(source)
+    if folder is None and settings.norm is not None:
+        folder = default_folder(path, settings.norm)
+    with ExitStack() as stack:
+        # An export to the same folder that runs already is found here, before the checkpoint is read. Without a norm,
+        # the folder's name is known only when the checkpoint is read.
+        early = None if folder is None else stack.enter_context(_staged(folder))
+        source, form, settings, folder = _prepare(path, settings, folder, phase)
+        staging = stack.enter_context(_staged(folder)) if early is None else early
+        on_source(source)
+        check_disk(disk_bytes(source.model, settings.graph, form.config), folder)
+        against = checked_against(
+            *(path, source, folder),
+            program=path.suffix == ".pt2" or settings.program.exported is not None,
+            cache=form.cache.form,
+        )
+        try:
+            result = _export_into(staging.path, source, form, settings, folder.resolve().name, phase, against)
+            staging.publish()
+        except OSError as error:
+            raise SharpError(f"the model cannot be written to {folder.parent}: {error}{room(error)}") from error
+    return Export(folder, *result)
+
+
+@contextmanager
+def _staged(folder: Path) -> Iterator[Staging]:
+    """Yield a staging folder for `folder`, and remove what is left of it, with its new parents, at the end.
+
+    Raises:
+        InputError: `folder` cannot be made, is not empty, or another command is writing it.
+    """
+    check_output(folder)
+    target = folder.resolve()  # the system refuses a rename to "."
     made = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(target)
         staging = Staging(target)
     except OSError as error:
-        raise InputError(f"the output folder {folder} cannot be made: {error.strerror}") from error
+        raise InputError(
+            f"the output folder {folder} cannot be made: {error.strerror}; choose another with -o"
+        ) from error
     try:
-        result = _export_into(staging.path, source, form, settings, target.name, phase)
-        staging.publish()
-    except OSError as error:
-        raise SharpError(f"the model cannot be written to {folder.parent}: {error}") from error
+        yield staging
     finally:
         staging.remove()
         if not target.exists():
             for parent in made:  # innermost first
-                with suppress(OSError):  # another has put something there
+                with suppress(OSError):  # another process has put something into the folder
                     parent.rmdir()
-    return Export(folder, *result)
+
+
+def default_folder(path: Path, norm: str) -> Path:
+    """Return the output folder of an export whose user named none: the checkpoint's name and the norm."""
+    return Path(f"{path.stem if path.is_file() else path.resolve().name}-{norm}")
 
 
 def dry_run(
     path: Path, settings: ExportSettings, folder: Path | None, phase: Phase, on_source: Callable[[Source], None]
-) -> Plan:
-    """What `export` would do; it refuses what `export` refuses before its long work, and writes nothing.
+) -> ExportPlan:
+    """Plan an export without writing anything, with the checks that `export` makes before its long work.
+
+    The arguments are those of `export`; `on_source` gets the checkpoint as soon as it is read.
 
     Raises:
-        InputError, NotFoundError: see `export`.
+        NotFoundError: the checkpoint, the text, the norm map or another file of the settings does not exist.
+        InputError: `export` would refuse the checkpoint, the settings or the folder.
     """
     source, form, settings, _ = _prepare(path, settings, folder, phase)
     on_source(source)
     parameters = norm_parameters(form.config, settings.norm_options, source.learned)
     return make_plan(source, form, settings.graph, settings.chosen_target, parameters)
-
-
-def check_output(folder: Path) -> None:
-    """Raises InputError if an export cannot be put there."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"the output folder {folder} is not empty; choose another with -o, or remove it first")
-    if folder.resolve().is_mount():  # a container's volume, say
-        raise InputError(
-            f"the output folder {folder} is a mount point, which a finished export cannot take the place of; choose a "
-            f"folder in it: -o {folder / 'model'}"
-        )
 
 
 def _check_target(settings: ExportSettings) -> None:
@@ -163,26 +202,48 @@ def _check_target(settings: ExportSettings) -> None:
 def _prepare(
     path: Path, settings: ExportSettings, folder: Path | None, phase: Phase
 ) -> tuple[Source, Form, ExportSettings, Path]:
-    """What is exported and how, with a norm and a folder in any case."""
-    name = path.stem if path.is_file() else path.resolve().name
+    """Read the checkpoint and complete the settings: choose the norm and the output folder where the user did not.
+
+    Return the source, the model in its form, the completed settings and the output folder.
+
+    Raises:
+        NotFoundError: the checkpoint or another file of the settings does not exist.
+        InputError: the checkpoint cannot be read, an option does not fit it, the norm is untrained and not allowed, or
+            the model cannot have the form.
+    """
     if folder is None and settings.norm is not None:
-        folder = Path(f"{name}-{settings.norm}")
+        folder = default_folder(path, settings.norm)
     if folder is not None:
-        check_output(folder)  # before the long reading
+        check_output(folder)  # before the checkpoint is read, which takes long
     _check_target(settings)
     phase("Reading the checkpoint", 1)
     program = replace(settings.program, max_context=settings.graph.max_context)
-    source = read_source(path, settings.norm, settings.norm_options, program, settings.trained_norm, settings.head)
+    source = read_source(
+        path,
+        settings.norm,
+        settings.norm_options,
+        program,
+        settings.trained_norm,
+        settings.head,
+        settings.ignore_keys,
+    )
+    source = source.checked_tokens()
+    if settings.sampling:
+        if not isinstance(source.model, Decoder):
+            raise InputError(f"--sampling is for models that generate text, and {path} is none; leave it out")
+        sampling = chosen_sampling(settings.sampling, source.sampling)
+        sampled_from = " and ".join(filter(None, ("--sampling", source.sampling_source)))
+        source = replace(source, sampling=sampling, sampling_source=sampled_from)
     settings = replace(settings, norm=source.model.config.norm)
     _check_target(settings)
     if folder is None:
-        folder = Path(f"{name}-{settings.norm}")
+        folder = default_folder(path, source.model.config.norm)
         check_output(folder)
     if settings.norm_map is not None:
         source = with_norm_map(source, settings.norm_map, path)
-    named = source.model.head_norms() if isinstance(source.model, MappedDecoder) else ()
-    if settings.chosen_target != "portable" and (own := [one.name for one in named if is_custom(one.normalizer)]):
-        raise InputError(f"no kernel has the norm {own[0]} of {settings.norm_map}: it needs --target portable")
+    named = source.model.head_norms() if isinstance(source.model, Decoder) else ()
+    if settings.chosen_target != "portable" and (own := [norm.name for norm in named if is_custom(norm.normalizer)]):
+        raise InputError(f"no kernel has the norm {own[0]} of {settings.norm_map}: export with --target portable")
     form = make_form(settings.cache, source, path, settings.graph, settings.chosen_target)
     settings.graph.context_of(form.config, form.positions)
     if not (source.trained or settings.untrained_norm):
@@ -198,7 +259,7 @@ def _prepare(
 
 
 def _export_into(
-    staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase
+    staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase, against: str
 ) -> tuple[manifest.Manifest, Verification, Perplexity | None, dict[str, Any]]:
     if source.write_tokenizer is not None:
         source.save_tokenizer(staging)
@@ -212,13 +273,13 @@ def _export_into(
     if form.cache.key_screens:
         phase("Measuring keys", 1)
         assert isinstance(source.model, Decoder)
-        shifts = key_shifts(source.model, form.cache, _some_tokens(source, settings, staging))
+        shifts = key_shifts(source.model, form.cache, _some_tokens(source, settings, staging)[1])
     phase("Tracing and lowering to ONNX", 1)
     tracing = form.trace()
     with weights_as(tracing.module, TORCH_DTYPES[settings.graph.dtype]):
         graph = lowering.lower(tracing, settings.graph.opset)
         lowering.add_key_shifts(graph, shifts)
-        windows, columns = lowering.windows_of(graph), lowering.stats_columns_of(graph)
+        windows_of_nodes, columns = lowering.windows_of(graph), lowering.stats_columns_of(graph)
         phase("Writing the model", 1)
         lowering.write(graph, staging, tracing.defaults, settings.chosen_target)
         checked = staging
@@ -235,13 +296,28 @@ def _export_into(
     verification = _verify(checked, form, settings, text, phase, (exact, tolerance))
     if checked != staging:
         shutil.rmtree(checked)
-    report = verification_report(source, form, settings.chosen_target, verification, measured, tolerance)
+    windows = _windows_of_layers(source, windows_of_nodes, settings.graph.context_of(form.config, form.positions))
+    expected = None
+    if isinstance(source.model, Decoder):
+        expected = expected_entropy(source.model, *_some_tokens(source, settings, staging), windows)
+    report = verification_report(
+        source,
+        form.config.norm,
+        form.cache.form,
+        settings.chosen_target,
+        verification,
+        measured,
+        tolerance,
+        against,
+    )
     described = describe(
         *(source, form, settings, name, windows, columns),
         verified=verification.passed,
         found=summary(verification, measured),
+        expected=expected,
     )
-    if form.cache.form == "contiguous" and not described.norm.heads:  # others know one cache a layer, all of one size
+    # Other tools support exactly one cache per layer, all of the same size, which heads with other norms do not have.
+    if form.cache.form == "contiguous" and not described.norm.heads:
         write_genai_config(staging, described)
         if source.write_config is not None:
             source.write_config(staging)
@@ -256,17 +332,17 @@ def _verify(
     settings: ExportSettings,
     text: Text | None,
     phase: Phase,
-    tolerances: tuple[Tolerance, Tolerance],
+    tolerances: tuple[ExportTolerance, ExportTolerance],
 ) -> Verification:
-    """Compare the model in `folder` with PyTorch; then quantize it, if requested, and compare it again.
+    """Compare the model in `folder` with PyTorch; then quantize the model, if requested, and compare it again.
 
-    `tolerances` are of the model before it is quantized and after.
+    `tolerances` are those before and after the quantization.
     """
     verifier, options = form.verifier(), settings.graph
     runtimes = runtimes_of(settings.chosen_target, form.cache)
     if options.dtype == "bfloat16":
         runtimes = tuple(Runtime(f"{name} {WIDENED}", kernels) for name, kernels in runtimes)
-    only = text if options.quantize is None else None  # reading a text takes longer than all the rest
+    only = text if options.quantize is None else None  # reading a text takes longer than all other checks
     on_check = phase("Verifying against PyTorch", number_of_checks(verifier, runtimes, only))
     found = verify(verifier, folder, runtimes, only, on_check, tolerances[0])
     if options.quantize is None:
@@ -278,12 +354,16 @@ def _verify(
     return found + verify(verifier, folder, runtimes, text, on_check, tolerances[1])
 
 
-def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> Tensor:
-    """Tokens of the text to measure on, or random ones where the model reads no text."""
+def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> tuple[str, Tensor]:
+    """Return the name and the tokens of the text to measure on, or random tokens if the model cannot read the text."""
     vocab_size = source.model.config.vocab_size
     if source.reads_text:
-        return read_tokens(settings.text, staging / "tokenizer.json", vocab_size)[1]
-    return torch.randint(vocab_size, (MOST_TOKENS,), generator=torch.Generator().manual_seed(0))
+        try:
+            return read_tokens(settings.text, staging / "tokenizer.json", vocab_size)
+        except InputError:  # not every tokenizer can encode the default text, Sharp's licence
+            if settings.text is not None:
+                raise
+    return "random tokens", torch.randint(vocab_size, (MOST_TOKENS,), generator=torch.Generator().manual_seed(0))
 
 
 def _norm_name(source: Source) -> str:
@@ -291,7 +371,10 @@ def _norm_name(source: Source) -> str:
 
 
 def _windows_of_layers(source: Source, windows: Sequence[int], max_context: int) -> tuple[int, ...]:
-    """Of the nodes' windows (-1: none) those of the layers, all of whose nodes have the same."""
+    """Return the sliding window of each layer, at most `max_context`; empty if no layer has a window.
+
+    `windows` has the window of each attention node, where -1 means none. All nodes of a layer have the same window.
+    """
     if max(windows) < 0:
         return ()
     nodes = (len(source.model.layer_parts(layer)) for layer in range(source.model.config.layers))
@@ -300,7 +383,7 @@ def _windows_of_layers(source: Source, windows: Sequence[int], max_context: int)
 
 
 def _with_columns(port: manifest.Port, columns: int) -> manifest.Port:
-    """An output; that of the statistics with so many columns."""
+    """Return `port`; if it is the output of the statistics, with `columns` as its last dimension."""
     if port.name != STATS or columns == DEFAULT_STATS_COLUMNS:
         return port
     return port.model_copy(update={"shape": (*port.shape[:-1], columns), "doc": f"{port.doc}, the sink's mass"})
@@ -327,11 +410,23 @@ def describe(
     *,
     verified: bool,
     found: manifest.VerificationSummary,
+    expected: manifest.ExpectedEntropy | None,
 ) -> manifest.Manifest:
-    """The manifest of an export, with windows and columns of its attention nodes and what verification found."""
+    """Return the manifest of an export, without the checksums of its files.
+
+    Args:
+        source: The checkpoint.
+        form: The form of the model.
+        settings: The settings of the export.
+        name: The name of the model.
+        windows: The sliding window of each layer; empty if no layer has a window.
+        stats_columns: The number of columns of the output `stats`.
+        verified: Whether all checks passed.
+        found: The summary of the verification.
+        expected: The entropies of the heads in PyTorch, for decoders.
+    """
     config = form.config
     max_context = settings.graph.context_of(config, form.positions)
-    parameters = norm_parameters(config, settings.norm_options, source.learned)
     return manifest.Manifest(
         sharp_version=version("sharp-attention"),
         name=name,
@@ -356,34 +451,41 @@ def describe(
         max_context=max_context,
         trained_context=config.trained_context,
         positions=form.positions,
-        windows=_windows_of_layers(source, windows, max_context),
-        norm=manifest.Norm(
-            name=config.norm,
-            normalizer=config.scheme.normalizer,
-            trained=source.trained,
-            alpha=config.alpha,
-            temperature_coefficients=config.temperature_coefficients,
-            entropy_threshold=config.entropy_threshold,
-            temperature=config.temperature,
-            log_length_offset=settings.norm_options.log_length_offset or LOG_LENGTH_OFFSET,
-            parameters=parameters,
-            heads=source.model.head_norms() if isinstance(source.model, MappedDecoder) else (),
-        ),
+        windows=tuple(windows),
+        norm=_norm(source, form, settings),
         target=settings.chosen_target,
         cache=form.cache,
         inputs=form.inputs,
         stats_columns=stats_columns,
         outputs=tuple(_with_columns(port, stats_columns) for port in form.outputs),
-        tokenizer=manifest.Tokenizer(
+        tokenizer=manifest.TokenizerSettings(
             file=None if source.write_tokenizer is None else "tokenizer.json",
             bos_token_id=config.bos_token_id,
             eos_token_ids=config.eos_token_ids,
             token_types=source.token_types,
         ),
         sampling=source.sampling,
+        sampling_source=source.sampling_source,
         embedding=source.embedding,
         classification=source.classification,
         tools={tool: version(tool) for tool in TOOLS},
         verified=verified,
         verification=found,
+        expected_entropy=expected,
+    )
+
+
+def _norm(source: Source, form: Form, settings: ExportSettings) -> manifest.Norm:
+    config = form.config
+    return manifest.Norm(
+        name=config.norm,
+        normalizer=config.scheme.normalizer,
+        trained=source.trained,
+        alpha=config.alpha,
+        temperature_coefficients=config.temperature_coefficients,
+        entropy_threshold=config.entropy_threshold,
+        temperature=config.temperature,
+        log_length_offset=settings.norm_options.log_length_offset or LOG_LENGTH_OFFSET,
+        parameters=norm_parameters(config, settings.norm_options, source.learned),
+        heads=source.model.head_norms() if isinstance(source.model, Decoder) else (),
     )

@@ -1,34 +1,40 @@
-"""`sharp-export --dry-run`: what an export would write, and the memory that it would take."""
+"""The plan of an export (`sharp-export --dry-run`): the files that it would write and the memory that it would take."""
 
 from dataclasses import dataclass
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.source import Source
+from sharp.core.manifest import NormParameter, Target
 from sharp.exporter.forms.form import Form
 from sharp.exporter.graph.graph_options import GraphOptions
 from sharp.exporter.graph.quantization import choose_packings
 from sharp.exporter.programs.matrix_products import product_shapes
 from sharp.exporter.programs.program import Program
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.source import Source
 from sharp.exporter.verification.parked_weights import LEAST_BYTES
 from sharp.models.config import SharpConfig
-from sharp.plugins.cache_tensors import cache_tensors
-from sharp.plugins.manifest import NormParameter, Target
+from sharp.plugins.op.cache_tensors import cache_tensors
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-# Measured on 2026-11-21: exporting a model of 12 MB takes 540 MB, SmolLM2-135M (GGUF, 538 MB in float32) 1,977 MB. The
-# copies are the model in PyTorch, ONNX Runtime's, and the one that ONNX Runtime packs for its matrix products. Of a
-# large model one is there at a time, and what is read of its file: 1.1 billion parameters (4,417 MB) take 7,083 MB.
+# Peak memory of exports, measured on 2026-11-21: 540 MB for a model of 12 MB, 1,977 MB for SmolLM2-135M (GGUF, 538 MB
+# in float32), and 7,083 MB for 1.1 billion parameters (4,417 MB). A model has three copies: in PyTorch, in ONNX
+# Runtime, and packed for ONNX Runtime's matrix products. Of a large model, only one copy is in memory at a time, and
+# the part of its file that is being read.
 BASE_BYTES = 510_000_000  # Python with torch and transformers
 COPIES, COPIES_OF_LARGE = 2.75, 1.5
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What would be exported; sizes are in bytes, `memory_bytes` is an estimate of the export's own peak."""
+class ExportPlan:
+    """The plan of an export.
+
+    Names that end in `_bytes` are sizes in bytes. `weights` counts the numbers in the weights, tied ones once.
+    `memory_bytes` is an estimate of the export's own peak. `cache_bytes_per_token` is 0 without a cache. `inputs` maps
+    the name of each input to its shape, in which a text is a dimension that varies.
+    """
 
     name: str
     architecture: str
@@ -59,13 +65,16 @@ class Plan:
 
 def make_plan(
     source: Source, form: Form, options: GraphOptions, target: Target, parameters: tuple[NormParameter, ...]
-) -> Plan:
-    """What exporting `source` in `form` would do."""
+) -> ExportPlan:
+    """Return the plan of exporting `source` in `form`. The model is traced, but not lowered or written.
+
+    `parameters` are those of the norm, for the plan.
+    """
     config: SharpConfig = form.config
     tracing = form.trace()
-    weights = sum(parameter.numel() for parameter in source.model.parameters())  # each once, tied ones too
+    weights = sum(parameter.numel() for parameter in source.model.parameters())  # tied parameters count once
     cached = form.cache.form != "none"
-    return Plan(
+    return ExportPlan(
         name=source.name,
         architecture=source.architecture,
         kind=form.kind,
@@ -94,6 +103,12 @@ def make_plan(
     )
 
 
+def disk_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) -> int:
+    """Return the bytes that an export of `model` takes on the disk: its file, and weights that are parked there."""
+    in_memory = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return _weight_bytes(model, options, config) + (in_memory if in_memory >= LEAST_BYTES else 0)
+
+
 def _memory_bytes(weights: int) -> int:
     return BASE_BYTES + int((COPIES_OF_LARGE if weights >= LEAST_BYTES else COPIES) * weights)
 
@@ -107,21 +122,23 @@ def _cache_bytes(form: Form) -> float:
 
 
 def _weight_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) -> int:
-    parameters = {id(parameter): parameter for parameter in model.parameters()}  # each once, tied ones too
+    parameters = {id(parameter): parameter for parameter in model.parameters()}  # tied parameters are there once
     if options.quantize is None:
         return sum(parameter.numel() for parameter in parameters.values()) * BYTES[options.dtype]
     products: dict[int, nn.Module | nn.Parameter] = {
-        id(one.weight): one for one in model.modules() if isinstance(one, nn.Linear | Conv1D)
+        id(module.weight): module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)
     }
     shapes = [
-        (one.weight.shape[0], one.weight.shape[1]) if isinstance(one, Conv1D) else (one.in_features, one.out_features)
-        for one in products.values()
-        if isinstance(one, nn.Linear | Conv1D)
+        (product.weight.shape[0], product.weight.shape[1])
+        if isinstance(product, Conv1D)
+        else (product.in_features, product.out_features)
+        for product in products.values()
+        if isinstance(product, nn.Linear | Conv1D)
     ]
-    for one in model.modules():
-        if isinstance(one, Program):
-            products |= {key: parameters[key] for key in product_shapes(one)}
-            shapes += product_shapes(one).values()
+    for module in model.modules():
+        if isinstance(module, Program):
+            products |= {key: parameters[key] for key in product_shapes(module)}
+            shapes += product_shapes(module).values()
     packed = zip(choose_packings(shapes, options.quantize, config), shapes, strict=True)
     rest = sum(parameter.numel() for key, parameter in parameters.items() if key not in products)
     size = BYTES[options.dtype]

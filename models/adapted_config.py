@@ -1,12 +1,12 @@
-"""The folder and class of a model of transformers whose attention has another norm: what `sharp adapt` writes.
+"""The folder and class of a transformers model whose attention has another norm, as `sharp adapt` writes it.
 
     import sharp.models.hugging_face
     AutoModelForCausalLM.from_pretrained(folder).generate(input_ids)
 
-`config.json` has the model type "sharp_adapted", so that a program which does not know the norm refuses the folder and
-does not run it with softmax. Under "base" it has the configuration of the model that was adapted, under "sharp" the
-norm (`adapted_model.AdaptedNorm`). The weights have the base model's names; what the norm learned is beside them as
-`.sharp_norm.`.
+`config.json` has the model type "sharp_adapted", so a program that does not know the norm refuses the folder instead of
+running the model with softmax. The entry "base" is the configuration of the model that was adapted, the entry "sharp"
+the norm (`adapted_model.AdaptedNorm`). The weights have the base model's names. The norm's learned parameters have
+`.sharp_norm.` in their names.
 """
 
 from dataclasses import asdict
@@ -15,12 +15,12 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from sharp.core.errors import InputError
 from sharp.models.adapted_model import MODEL_TYPE, AdaptedNorm, attach, read_adapted_norm
-from sharp.plugins.errors import InputError
 
 
 class AdaptedConfig(PreTrainedConfig):
-    """The configuration of an adapted model as it is in its folder."""
+    """The configuration of an adapted model, as in the `config.json` of its folder."""
 
     model_type = MODEL_TYPE
 
@@ -28,10 +28,10 @@ class AdaptedConfig(PreTrainedConfig):
     sharp: dict[str, Any] | None = None
 
     def base_config(self) -> PreTrainedConfig:
-        """The configuration of the model that was adapted, with the entry `sharp`.
+        """Return the configuration of the model that was adapted, with the entry `sharp`.
 
         Raises:
-            InputError: it is missing or damaged.
+            InputError: an entry is missing or damaged.
         """
         base = dict(self.base or {})
         kind = base.pop("model_type", None)
@@ -43,17 +43,17 @@ class AdaptedConfig(PreTrainedConfig):
 
 
 class _Adapted:
-    """What the class of an adapted model has besides its base class's."""
+    """A mixin for the class of an adapted model, before the base model's class."""
 
     config: Any
 
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
-        super().__init__(config, *arguments, **named)  # type: ignore[call-arg] # the base class's, of which mypy knows nothing
-        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type] # it is a model with its base class
+        super().__init__(config, *arguments, **named)  # type: ignore[call-arg] # __init__ of the base model, which mypy does not know
+        attach(self, read_adapted_norm(config.sharp))  # type: ignore[arg-type] # self is a model, by its other base class
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **named: Any) -> None:
-        """As transformers' own, with the adapted model's `config.json`."""
-        super().save_pretrained(save_directory, *arguments, **named)  # type: ignore[misc] # as above
+        """Save the model as transformers does, but with the adapted model's `config.json`; takes the same arguments."""
+        super().save_pretrained(save_directory, *arguments, **named)  # type: ignore[misc] # a method of the base model
         base = self.config.to_dict()
         sharp = base.pop("sharp")
         config = AdaptedConfig(base=base, sharp=sharp, architectures=["AdaptedForCausalLM"])
@@ -61,14 +61,14 @@ class _Adapted:
 
 
 def adapted_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class of `base`'s adapted models, with its name and module, which transformers looks things up by."""
+    """Return the class of adapted models of `base`, with the name and module of `base`, which transformers looks up."""
     return type(base.__name__, (_Adapted, base), {"__module__": base.__module__})
 
 
 def become_adapted(model: PreTrainedModel, described: AdaptedNorm) -> None:
-    """Make `model`, which has its norms, one that is saved as an adapted model; in place."""
+    """Turn `model`, which has its norms (`attach`) already, into one that is saved as an adapted model, in place."""
     model.config.sharp = asdict(described)
-    # A GGUF file's weights are floats once they are read, but transformers would refuse to save them.
+    # Weights of a GGUF file are floats once they are read, but with a quantizer transformers would refuse to save them.
     model.hf_quantizer = None  # type: ignore[assignment] # declared as never None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -76,13 +76,17 @@ def become_adapted(model: PreTrainedModel, described: AdaptedNorm) -> None:
 
 
 class AdaptedForCausalLM:
-    """What `AutoModelForCausalLM` finds for an `AdaptedConfig`: it makes a model of the base's class."""
+    """The class that `AutoModelForCausalLM` finds for an `AdaptedConfig`, which makes models of the base's class."""
 
     config_class = AdaptedConfig
 
     @classmethod
     def from_pretrained(cls, path: Any, *arguments: Any, config: AdaptedConfig, **named: Any) -> Any:
-        """The model in a folder; arguments as transformers' own."""
+        """Read the model in a folder; the arguments are those of transformers, `config` is that of the folder.
+
+        Raises:
+            InputError: the configuration is damaged, or of a version whose norm had other parameters.
+        """
         base = config.base_config()
         named |= {"config": base, "attn_implementation": MODEL_TYPE}
         return _class_of(base).from_pretrained(path, *arguments, **named)

@@ -1,4 +1,4 @@
-"""Another norm than softmax in the attention of a model of transformers, and how it is attached."""
+"""Another norm than softmax in the attention of a transformers model, and the functions that attach the norm."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,31 +11,34 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from sharp.core.errors import InputError
 from sharp.models.config import check_gamma, check_length_onset, check_norm_options
 from sharp.models.normalized_attention import normalized_attention
-from sharp.models.norms import Norm, SsaParameters, SsaValues, get_norm
+from sharp.models.norms import NormDefinition, get_norm
 from sharp.models.positions import slopes_of
 from sharp.models.query_scale import QueryScale
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD
-from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE
+from sharp.models.ssa_parameters import SsaParameters, SsaValues
+from sharp.plugins.op.schema import DEFAULT_ENTROPY_THRESHOLD
+from sharp.plugins.op.torch_normalizers import DEFAULT_TEMPERATURE
 
 MODEL_TYPE = "sharp_adapted"  # also the name of the attention implementation
 PROBE = "sharp_probe"
 NORM_MODULE = "sharp_norm"
 Positions = Literal["own", "none", "alibi", "nape"]
-VERSION = 2  # 1 had other forms of the length scales
+VERSION = 2  # version 1 had other forms of the length scales
 
 
 @dataclass(frozen=True)
 class AdaptedNorm:
     """The entry "sharp" of `config.json`: the norm of every layer.
 
-    `attention_modules` are the modules that call transformers' attention interface, by layer. With `scaled_queries`
-    each head's query has a learned factor of its own; it is false where that factor is part of the weights.
-    `trained_context` is the longest sequence of the adaptation. `positions` other than "own" are in place of the rotary
-    embedding of the model, `softcap` and `scale` in place of its own. Only the last `scaled_heads` have a length scale.
-    `length_onset` is where log-power and llama4 begin; None is `trained_context`.
+    `attention_modules` are the modules that call transformers' attention interface, by layer. `scaled_queries` says
+    that each head's query has a learned factor that is not yet part of the weights. `trained_context` is the longest
+    sequence of the adaptation. `positions` other than "own" replace the rotary embedding of the model; `softcap` and
+    `scale` replace those of the model unless None. Only the last `scaled_heads` heads have a length scale.
+    `length_onset` is the length from which log-power and llama4 scale; None means `trained_context`. `softmax_heads`
+    are the query heads of every layer that keep softmax, without a factor or a length scale; the tuple is empty if no
+    head does.
 
     Raises:
         InputError: no model can have this norm; the message names the field.
@@ -56,11 +59,13 @@ class AdaptedNorm:
     scale: float | None = None
     scaled_heads: int | None = None
     length_onset: int | None = None
-    version: int = 1  # of what the norm's parameters mean; content without it is of the first
+    softmax_heads: tuple[tuple[int, ...], ...] = ()
+    version: int = 1  # version of the meaning of the norm's parameters; entries without a version are of version 1
 
     def __post_init__(self) -> None:
-        for name in ("attention_modules", "temperature_coefficients"):  # JSON has lists
+        for name in ("attention_modules", "temperature_coefficients"):  # JSON has lists, not tuples
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "softmax_heads", tuple(tuple(heads) for heads in self.softmax_heads))
         get_norm(self.norm)
         check_norm_options(self.alpha, 1.0, self.temperature_coefficients, self.entropy_threshold)
         check_gamma(self.gamma, self.norm)
@@ -69,18 +74,29 @@ class AdaptedNorm:
         check_length_onset(self.length_onset, self.norm)
         if self.scaled_heads is not None and not 1 <= self.scaled_heads <= self.q_heads:
             raise InputError(f"scaled_heads is {self.scaled_heads}, but must be from 1 to q_heads ({self.q_heads})")
+        if self.softmax_heads and len(self.softmax_heads) != len(self.attention_modules):
+            raise InputError(
+                f"softmax_heads has {len(self.softmax_heads)} layers, but must have {len(self.attention_modules)}"
+            )
+        if outside := [head for heads in self.softmax_heads for head in heads if not 0 <= head < self.q_heads]:
+            raise InputError(f"softmax_heads names head {outside[0]}, but heads are from 0 to {self.q_heads - 1}")
 
     @property
-    def scheme(self) -> Norm:
-        """The registry's entry."""
+    def scheme(self) -> NormDefinition:
+        """The norm's entry in the registry."""
         return get_norm(self.norm)
+
+    def heads_of(self, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the query heads of a layer (0-based) that have the norm, and the query heads that keep softmax."""
+        kept = self.softmax_heads[layer] if self.softmax_heads else ()
+        return tuple(head for head in range(self.q_heads) if head not in kept), kept
 
 
 def read_adapted_norm(content: object) -> AdaptedNorm:
-    """The entry "sharp" of a `config.json`.
+    """Parse the entry "sharp" of a `config.json`, given as parsed JSON.
 
     Raises:
-        InputError: it is missing or damaged.
+        InputError: the entry is missing, damaged, or of a version whose parameters had another meaning.
     """
     if not isinstance(content, dict):
         raise InputError("config.json has no entry 'sharp', which says the norm of an adapted model; copy it again")
@@ -96,12 +112,30 @@ def read_adapted_norm(content: object) -> AdaptedNorm:
     return read
 
 
-class AttentionNorm(nn.Module):
-    """What one attention module's norm has learned, and where the query's position and the module's input reach it."""
+# observer(query heads, their query, key and value, options of normalized_attention), once for each norm of a layer
+Observer = Callable[[tuple[int, ...], Tensor, Tensor, Tensor, dict[str, Any]], None]
 
-    def __init__(self, described: AdaptedNorm) -> None:
+
+class AttentionNorm(nn.Module):
+    """The norm of one attention module: its learned parameters, and the factors that it gives to the query.
+
+    `active` is False while the module attends with plain softmax. `observer`, if set, is called once for each norm of
+    the layer in every attention call, with the query heads, their query, key and value [batch, heads, tokens, dim], and
+    the keyword arguments of `normalized_attention`.
+    """
+
+    def __init__(self, described: AdaptedNorm, layer: int = 0) -> None:
         super().__init__()
+        self.layer = layer
+        self.describe(described)
+        self.active = True  # False means plain softmax, as in the model without the norm
+        self.observer: Observer | None = None
+        self._input: list[Tensor] = []  # a list, because torch.export allows no tensor to be set on a module
+
+    def describe(self, described: AdaptedNorm) -> None:
+        """Replace the parameters by those of the norm `described`, with start values, on the default device."""
         self.described = described
+        layer = self.layer
         scheme, q_heads = described.scheme, described.q_heads
         self.log_scale = nn.Parameter(torch.zeros(q_heads)) if described.scaled_queries else None
         self.head_parameters: SsaParameters | SsaValues | None = None
@@ -110,47 +144,52 @@ class AttentionNorm(nn.Module):
         self.query_scale = None
         if scheme.scale_kind != "none":
             scaled = q_heads if described.scaled_heads is None else described.scaled_heads
+            own, _ = described.heads_of(layer)
             self.query_scale = QueryScale(
                 scheme.scale_kind,
                 described.hidden_size,
-                (False,) * (q_heads - scaled) + (True,) * scaled,
+                tuple(head in own and head >= q_heads - scaled for head in range(q_heads)),
                 max(2, described.trained_context),
                 described.gamma,
             )
             if described.length_onset is not None:
                 self.query_scale.onset = described.length_onset
 
-        self.active = True  # False: plain softmax, as the model was before
-        self.observer: Callable[[Tensor, Tensor, dict[str, Any]], None] | None = None
-        self._input: list[Tensor] = []  # a list, as torch.export allows no tensor to be set on a module
-
     def see_input(self, _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """The forward pre-hook of the attention module: scales that depend on the token read its input."""
+        """Keep the input of the attention module, as its forward pre-hook, for the next call of `scale_query`.
+
+        Only scales that depend on the token read the input.
+        """
         self._input[:] = [named["hidden_states"] if "hidden_states" in named else arguments[0]]
 
     def scale_query(self, query: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Query [batch, tokens, q_heads, head_dim] with its learned factors, and the length scale among them.
+        """Multiply the query [batch, tokens, q_heads, head_dim] with its learned factors.
 
-        `positions` and the scale are [batch, tokens] and [batch, tokens, q_heads].
+        The second result is the length scale [batch, tokens, q_heads], which is one of the factors, or None.
+        `positions` [batch, tokens] are one less than the number of keys that a token sees. A scale that depends on the
+        token needs a call of `see_input` before.
         """
         if self.log_scale is not None:
             query = query * torch.exp(self.log_scale).to(query.dtype).unsqueeze(-1)
         if self.query_scale is None:
             return query, None
-        hidden = self._input.pop() if self._input else query  # of which only scales by token read values
+        hidden = self._input.pop() if self._input else query  # other scales than those by token read no values of it
         factor: Tensor = self.query_scale(hidden, positions)
         return query * factor.unsqueeze(-1).to(query.dtype), factor
 
     def head_params(self) -> Tensor | None:
-        """Of ssa, [q_heads, 2]."""
+        """Return b and n of ssa [q_heads, 2]; None for other norms."""
         return None if self.head_parameters is None else self.head_parameters()
 
     def alibi_slopes(self) -> Tensor | None:
-        """[q_heads] where the model has ALiBi in place of its own positions."""
+        """Return ALiBi's slopes [q_heads] if ALiBi or NAPE replaces the model's positions; otherwise None."""
         return slopes_of(self.described.positions, self.described.q_heads)
 
     def logit_options(self, scale: float | None, softcap: float) -> tuple[float | None, float]:
-        """The scale and the cap of the logits, given those of the model."""
+        """Return the scale and the cap of the logits: those of the norm, or else the model's `scale` and `softcap`.
+
+        A scale of None means head_dim^-0.5, a cap of 0 none.
+        """
         described = self.described
         return (
             scale if described.scale is None else described.scale,
@@ -159,9 +198,12 @@ class AttentionNorm(nn.Module):
 
 
 def is_local(module: nn.Module) -> bool:
-    """Whether `module` is attention of an encoder to near tokens on either side: softmax, whatever the model's norm."""
+    """Whether `module`, an attention module, is an encoder's attention to near tokens on both sides.
+
+    Such attention keeps softmax under any norm.
+    """
     window = getattr(module, "sliding_window", None)
-    # A decoder's attention that was told to look both ways is none: the exporter says so of the whole model.
+    # A decoder's attention that is configured to look both ways does not count; the exporter judges the whole model.
     both_ways = getattr(getattr(module, "config", None), "use_bidirectional_attention", False)
     return isinstance(window, int) and getattr(module, "is_causal", True) is False and not both_ways
 
@@ -169,12 +211,18 @@ def is_local(module: nn.Module) -> bool:
 def adapted_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query [batch, q_heads, tokens, head_dim], already rotated -> [batch, tokens, ...]."""
+    """Compute attention for transformers' interface, with the norm that `attach` gave to `module`.
+
+    `query` is [batch, q_heads, tokens, head_dim], `key` and `value` are [batch, kv_heads, keys, dim], with rotary
+    positions applied. `attention_mask` is bool [batch, 1 or q_heads, tokens, keys], True where a key is visible; None
+    means that the module is causal, with its window, or not. Of `kwargs`, scaling, softcap, sliding_window, s_aux
+    (sinks) and position_ids are read. The output is [batch, tokens, q_heads, value_dim]; no weights are returned.
+    """
     if is_local(module):
-        # The mask says what is near; there is none where everything is.
+        # The mask hides keys that are not near. There is no mask if all keys are near.
         softmax = normalized_attention(query, key, value, scale=kwargs.get("scaling"), mask=attention_mask)
         return softmax.transpose(1, 2), None
-    norm: AttentionNorm = module.sharp_norm  # type: ignore[assignment]  # modules have any attribute
+    norm: AttentionNorm = module.sharp_norm  # type: ignore[assignment]  # `attach` has added this module
     described, window = norm.described, kwargs.get("sliding_window")
     causal = getattr(module, "is_causal", True)
     scale, softcap = norm.logit_options(kwargs.get("scaling"), kwargs.get("softcap") or 0.0)
@@ -182,7 +230,7 @@ def adapted_attention(
         "sinks": kwargs.get("s_aux"),
         "scale": scale,
         "softcap": softcap,
-        "causal": causal and attention_mask is None,  # a mask says all
+        "causal": causal and attention_mask is None,  # a mask includes causality
         "window": -1 if window is None or attention_mask is not None else window,
         "mask": attention_mask,
     }
@@ -203,9 +251,41 @@ def adapted_attention(
             "entropy_threshold": described.entropy_threshold,
             "alibi_slopes": norm.alibi_slopes(),
         }
-    if norm.observer is not None:
-        norm.observer(query, key, options)
-    return normalized_attention(query, key, value, **options).transpose(1, 2), None
+    own, kept = described.heads_of(norm.layer) if norm.active else (tuple(range(query.shape[1])), ())
+    if not kept:
+        if norm.observer is not None:
+            norm.observer(own, query, key, value, options)
+        return normalized_attention(query, key, value, **options).transpose(1, 2), None
+    output = query.new_empty(*query.shape[:3], value.shape[3])
+    for heads, changed in ((own, {}), (kept, {"norm": "softmax", "head_params": None})):
+        if heads:
+            part = [_of_heads(tensor, heads, query.shape[1]) for tensor in (query, key, value)]
+            given = _options_of(heads, options | changed)
+            if norm.observer is not None:
+                norm.observer(heads, *part, given)
+            output[:, list(heads)] = normalized_attention(*part, **given)
+    return output.transpose(1, 2), None
+
+
+def _of_heads(tensor: Tensor, heads: tuple[int, ...], q_heads: int) -> Tensor:
+    """Select query, key or value [batch, heads, tokens, dim] of some query heads.
+
+    KV heads are taken once if the query heads are whole groups, and otherwise once per query head.
+    """
+    group = q_heads // tensor.shape[1]
+    chosen = [head // group for head in heads]
+    whole = len(heads) == group * len(set(chosen)) and list(heads) == sorted(heads)
+    return tensor[:, list(dict.fromkeys(chosen)) if whole else chosen]
+
+
+def _options_of(heads: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options` with the values per head reduced to some query heads."""
+    of_head = ("sinks", "head_params", "alibi_slopes")
+    given = {name: options[name][list(heads)] for name in of_head if options.get(name) is not None}
+    mask = options["mask"]
+    if mask is not None and mask.shape[1] > 1:
+        given["mask"] = mask[:, list(heads)]
+    return options | given
 
 
 transformers.AttentionInterface.register(MODEL_TYPE, adapted_attention)
@@ -213,7 +293,10 @@ AttentionMaskInterface.register(MODEL_TYPE, sdpa_mask)
 
 
 def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
-    """The names of the modules that call transformers' attention interface, in the order of their calls."""
+    """Return the names of the modules that call transformers' attention interface, in the order of their calls.
+
+    The model runs once over two tokens, without gradients. Modules for which `is_local` holds are left out.
+    """
     found: list[nn.Module] = []
 
     def probe(module: nn.Module, query: Tensor, *_arguments: Any, **_named: Any) -> tuple[Tensor, None]:
@@ -232,18 +315,20 @@ def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def attach(model: PreTrainedModel, described: AdaptedNorm) -> None:
-    """Give every attention module of `model` the norm, with start values.
+    """Give every attention module of `model` that `described` names the norm, with start values, in place.
+
+    The norm is in use once the model's attention implementation is `MODEL_TYPE` (`set_attn_implementation`).
 
     Raises:
-        InputError: the model has no such modules.
+        InputError: the model does not have a module, or has no rotary embedding that other positions could replace.
     """
-    for name in described.attention_modules:
+    for layer, name in enumerate(described.attention_modules):
         try:
             attention = model.get_submodule(name)
         except AttributeError as error:
             raise InputError(f"the entry 'sharp' of config.json names {name}, which the model does not have") from error
         with torch.device("cpu"):  # transformers makes models on the meta device
-            norm = AttentionNorm(described)
+            norm = AttentionNorm(described, layer)
         attention.add_module(NORM_MODULE, norm)
         if described.positions != "own":
             remove_rotary_embedding(model)
@@ -252,10 +337,10 @@ def attach(model: PreTrainedModel, described: AdaptedNorm) -> None:
 
 
 def remove_rotary_embedding(model: nn.Module) -> None:
-    """Make every rotary embedding of `model` one that rotates by nothing.
+    """Make every rotary embedding of `model` rotate by no angle, in place.
 
     Raises:
-        InputError: it has none.
+        InputError: the model has no rotary embedding.
     """
     found = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     if not found:
@@ -267,13 +352,16 @@ def remove_rotary_embedding(model: nn.Module) -> None:
 
 
 def attention_norms(model: nn.Module) -> list[AttentionNorm]:
-    """The norms of all layers."""
+    """Return the norms of all layers, in the order of the model's modules; empty if the model has none."""
     return [module for module in model.modules() if isinstance(module, AttentionNorm)]
 
 
 @contextmanager
 def plain_softmax(model: nn.Module) -> Iterator[None]:
-    """Inside, `model` attends as before it got its norm; its weights are what they are."""
+    """Let `model` attend with plain softmax inside the context, as without its norm; the weights stay as they are.
+
+    Afterwards all norms are active, even those that were not before.
+    """
     norms = attention_norms(model)
     for norm in norms:
         norm.active = False

@@ -11,14 +11,14 @@ VOCAB_SIZE = 257
 
 
 def byte_characters() -> list[str]:
-    """The character that ByteLevel writes for each byte 0..255: itself if printable, else one from 256 on."""
+    """Return the 256 characters that ByteLevel writes for the bytes: itself if printable, otherwise from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer with id = byte value, and 256 for `<|endoftext|>`; it decodes back to the same text."""
+    """Make a tokenizer whose ids are byte values, and 256 for `<|endoftext|>`; it decodes back to the same text."""
     tokenizer = Tokenizer(BPE(vocab={character: byte for byte, character in enumerate(byte_characters())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -27,7 +27,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def save_byte_tokenizer(folder: Path) -> Path:
-    """Write `tokenizer.json` into `folder` and return its path."""
+    """Write the `tokenizer.json` of `byte_tokenizer` into `folder`, which must exist, and return its path."""
     path = folder / "tokenizer.json"
     byte_tokenizer().save(str(path))
     return path

@@ -1,4 +1,4 @@
-"""`SharpForCausalLM`: a decoder of the Llama family whose attention can use any normalizer.
+"""`SharpForCausalLM`, a decoder of the Llama family whose attention can use any normalizer.
 
 The attention itself is a callable that the caller may replace: `EagerAttention` over contiguous sequences here, the
 paged op when the exporter traces the model.
@@ -7,14 +7,14 @@ paged op when the exporter traces the model.
 import torch
 from torch import Tensor
 
+from sharp.core.errors import InputError
 from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.models.transformer import Transformer
-from sharp.plugins.errors import InputError
 
 
 class SharpForCausalLM(Transformer):
-    """A causal language model; `config` says everything about its shape.
+    """A causal language model, whose shape is defined by `config`.
 
     Raises:
         InputError: `config` describes an encoder.
@@ -28,7 +28,7 @@ class SharpForCausalLM(Transformer):
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor | None = None, attention: AttentionFunction | None = None
     ) -> Tensor:
-        """What `lm_head` turns into logits: [batch, tokens, hidden_size], after the last norm.
+        """Return the hidden states [batch, tokens, hidden_size] after the last norm, which `lm_head` turns into logits.
 
         Args:
             input_ids: int64 [batch, tokens].
@@ -44,6 +44,6 @@ class SharpForCausalLM(Transformer):
     def forward(
         self, input_ids: Tensor, positions: Tensor | None = None, attention: AttentionFunction | None = None
     ) -> Tensor:
-        """Logits [batch, tokens, vocab_size]; see `hidden_states`."""
+        """Return logits [batch, tokens, vocab_size]; the arguments are those of `hidden_states`."""
         logits: Tensor = self.lm_head(self.hidden_states(input_ids, positions, attention))
         return logits

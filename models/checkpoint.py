@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
+from sharp.core.errors import InputError, NotFoundError
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint_files import FORMAT, read_folder, read_pt, read_safetensors
 from sharp.models.config import SharpConfig
@@ -17,17 +18,17 @@ from sharp.models.earlier_checkpoints import upgrade
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
-from sharp.plugins.errors import InputError, NotFoundError
 
-VERSION = 2  # 1 had other forms of the length scales, see `sharp.models.earlier_checkpoints`
-MOST_NAME = 300  # characters of the name of a parameter
+VERSION = 2  # `sharp.models.earlier_checkpoints` upgrades version 1
+MOST_NAME = 300  # characters in the name of a parameter
 
+DESCRIPTION = ("format", "version", "model", "config", "task", "task_parameters", "state_dict")
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 Model = SharpForCausalLM | SharpForMaskedLM | MaxRetrieval | SharpForNumbers
 Config = SharpConfig | MaxRetrievalConfig
 
-# The format's field `model` -> class and configuration; files without the field are of the first.
+# The format's field `model` -> class and configuration; files without this field hold a causal language model.
 CAUSAL_LM = "causal-lm"
 MODELS: dict[str, tuple[type[Model], type[Config]]] = {
     CAUSAL_LM: (SharpForCausalLM, SharpConfig),
@@ -39,14 +40,16 @@ MODELS: dict[str, tuple[type[Model], type[Config]]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and the task that it was trained for, None where the file does not say.
+    """A model and the task that it was trained for, None if the file does not name the task.
 
-    `task_parameters` are the task's parameters in which the training differed from its defaults.
+    `task_parameters` are the task's parameters in which the training differed from the task's defaults. `unread` are
+    the keys of the file's description that no reader knows.
     """
 
     model: Model
     task: str | None
     task_parameters: dict[str, Any]
+    unread: tuple[str, ...] = ()
 
 
 def save_checkpoint(
@@ -58,11 +61,12 @@ def save_checkpoint(
 ) -> None:
     """Write `model` to `path`, as `.safetensors` or `.pt` by its suffix, with the task that it was trained for.
 
-    Matrices are stored in `dtype`; vectors (norms, the schemes' parameters per head) stay float32, as they weigh
-    nothing. The file appears complete or not at all.
+    Matrices are stored in `dtype`. Vectors (norms, the schemes' parameters per head) stay float32, because they need
+    little space. The file is written as a whole or not at all; its folder is made if it does not exist.
 
     Raises:
-        InputError: the suffix is another one, or a weight is not finite in `dtype`.
+        InputError: `path` has another suffix, or a weight is not finite in `dtype`.
+        OSError, RuntimeError: the file cannot be written.
     """
     state = {
         name: tensor.detach().to("cpu", dtype if tensor.dim() > 1 else torch.float32).contiguous()
@@ -78,7 +82,7 @@ def save_checkpoint(
     partial = path.with_name(path.name + ".partial")
     try:
         if path.suffix == ".safetensors":
-            # Not save_file: it makes a file that only its owner can read.
+            # save_file is not used, because it makes a file that only its owner can read.
             partial.write_bytes(safetensors_bytes(state, metadata={FORMAT: json.dumps(content)}))
         elif path.suffix == ".pt":
             torch.save({"format": FORMAT, **content, "state_dict": state}, partial)
@@ -91,33 +95,27 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path | str) -> SharpForCausalLM:
-    """The causal language model in a file or Hugging Face folder, float32, in evaluation mode.
+    """Load the causal language model in a file or Hugging Face folder of Sharp, float32, CPU, in evaluation mode.
 
     Raises:
-        NotFoundError: there is no such file or folder.
-        InputError: it is damaged, or holds a model of another kind; see `read_checkpoint`.
+        NotFoundError: the file or folder does not exist.
+        InputError: the checkpoint is damaged, or holds a model of another kind.
     """
     model = read_checkpoint(path).model
     if not isinstance(model, SharpForCausalLM):
-        raise InputError(f"{path} holds a {type(model).__name__}, but a SharpForCausalLM is needed here")
-    return model
-
-
-def load_masked_lm(path: Path | str) -> SharpForMaskedLM:
-    """The encoder in a file or Hugging Face folder; otherwise as `load_checkpoint`."""
-    model = read_checkpoint(path).model
-    if not isinstance(model, SharpForMaskedLM):
-        raise InputError(f"{path} holds a {type(model).__name__}, but a SharpForMaskedLM is needed here")
+        raise InputError(f"{path} holds a {type(model).__name__}, but a SharpForCausalLM is needed here; give another")
     return model
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """The model of any kind that is in a file or Hugging Face folder, float32, in evaluation mode, and its task.
+    """Read a model of any kind of Sharp's and its task from a file or Hugging Face folder.
+
+    The model is float32, on the CPU and in evaluation mode. Files of version 1 are upgraded.
 
     Raises:
-        NotFoundError: there is no such file or folder.
-        InputError: it is damaged, of another format or version, or does not hold the parameters that its
-            configuration asks for.
+        NotFoundError: the file or folder does not exist.
+        InputError: the checkpoint is damaged, of another format or version, or lacks parameters that its configuration
+            requires.
     """
     path = Path(path)
     if not path.exists():
@@ -143,16 +141,17 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     _check_state(path, model_class, config, state)
     model = _make(model_class, config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
-    return Checkpoint(model.eval(), task, parameters)
+    unread = tuple(sorted(str(name) for name in content if name not in DESCRIPTION))
+    return Checkpoint(model.eval(), task, parameters, unread)
 
 
 def start_from(model: Model, path: Path) -> None:
-    """Take the weights of the checkpoint at `path`, whose norm may be another one.
+    """Load the weights of the checkpoint at `path` into `model`, in place; the norms of both may differ.
 
     Parameters of the model's own norm that the checkpoint does not have keep their start values.
 
     Raises:
-        NotFoundError, InputError: see `read_checkpoint`; or its model is of another kind or size.
+        NotFoundError, InputError: the checkpoint cannot be read, or its model is of another kind or size.
     """
     state = read_checkpoint(path).model.state_dict()
     expected = model.state_dict()
@@ -175,16 +174,16 @@ def _of_norm(name: str) -> bool:
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """What a checkpoint says about its model; `parse_description` reads it."""
+    """Return the description of a model in its checkpoint (version, model and config), for `parse_description`."""
     name = next(name for name, (kind, _) in MODELS.items() if type(model) is kind)
     return {"version": VERSION, "model": name, "config": asdict(model.config)}
 
 
 def parse_description(path: Path | str, content: dict[str, Any]) -> tuple[type[Model], Config]:
-    """The class and the configuration in what `describe` made.
+    """Return the class and the configuration from a description that `describe` made; the class has not been called.
 
     Raises:
-        InputError: it is of another version, or says no possible model; the message names `path`.
+        InputError: the description is of another version, or of no possible model; the message names `path`.
     """
     if content.get("version") != VERSION:
         raise InputError(
@@ -204,7 +203,7 @@ def _make(model_class: type[Model], config: Config) -> Model:
 
 
 def _tied(config: Config) -> set[str]:
-    """Parameters that are other ones too and so are not stored."""
+    """Return the parameters that are not stored because they share the values of others."""
     return {"lm_head.weight"} if isinstance(config, SharpConfig) and config.tie_embeddings else set()
 
 
@@ -239,9 +238,9 @@ def _check_finite(path: Path, state: dict[str, Tensor]) -> None:
 
 def _check_state(path: Path, model_class: type[Model], config: Config, state: dict[str, Tensor]) -> None:
     try:
-        with torch.device("meta"):  # a wrong configuration may ask for more memory than there is
+        with torch.device("meta"):  # without memory, because a wrong configuration may need more than there is
             expected = _make(model_class, config).state_dict()
-    except RuntimeError as error:  # or than there are addresses
+    except RuntimeError as error:  # raised if a size exceeds the address space
         raise InputError(f"{path}: its configuration describes too large a model: {error}") from error
     for name in _tied(config):
         del expected[name]

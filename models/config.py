@@ -1,35 +1,35 @@
-"""`SharpConfig`: everything that defines the shape of a `SharpForCausalLM` or `SharpForMaskedLM`."""
+"""`SharpConfig`, the configuration that defines the shape of a `SharpForCausalLM` or `SharpForMaskedLM`."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sharp.core.errors import InputError
 from sharp.models.byte_tokenizer import VOCAB_SIZE as BYTES_VOCAB_SIZE
-from sharp.models.norms import Norm, get_norm
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE
+from sharp.models.norms import NormDefinition, get_norm
+from sharp.plugins.op.torch_normalizers import DEFAULT_TEMPERATURE
 
 Positions = Literal["none", "rope", "alibi", "nape"]
 RopeScaling = Literal["linear", "llama3"]
 TokenizerName = Literal["none", "bytes"]
 
 MOST_SIZE = 2**31 - 1  # kernels count in int32
-MOST_LAYERS = 1024  # a damaged configuration must not keep us building layers for hours
-LEAST_ALPHA = 1 + 2**-23  # float32 has none between
+MOST_LAYERS = 1024  # a damaged configuration could otherwise build layers for hours
+LEAST_ALPHA = 1 + 2**-23  # the smallest number above 1 in float32
 LEAST_TEMPERATURE = 1e-6
-MOST_NUMBER = 3e38  # of float32
-GAMMA_LIMIT = 8.0  # (ln 131,072)^8 is still far inside of float32
+MOST_NUMBER = 3e38  # just below the largest float32
+GAMMA_LIMIT = 8.0  # (ln 131,072)^8 is far below the largest float32
 
 
 def check_norm_options(
     alpha: float, temperature: float, temperature_coefficients: tuple[float, ...], entropy_threshold: float
 ) -> None:
-    """Check what a norm is set up with.
+    """Check the options of a norm, whose limits are those of float32; they are checked even if the norm ignores them.
 
     Raises:
-        InputError: a value cannot work; the message names field, value and limit.
+        InputError: a value is out of range; the message names field, value and limit.
     """
-    # The attributes of a node are float32.
+    # Limits are those of float32, because the attributes of an ONNX node are float32.
     if not LEAST_ALPHA <= alpha <= MOST_NUMBER:
         raise InputError(f"alpha is {alpha}, but must be above 1 and finite in float32")
     if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
@@ -37,17 +37,19 @@ def check_norm_options(
             f"temperature is {temperature}, but must be above 0, "
             f"from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}"
         )
-    if not temperature_coefficients or not all(abs(one) <= MOST_NUMBER for one in temperature_coefficients):
+    if not temperature_coefficients or not all(
+        abs(coefficient) <= MOST_NUMBER for coefficient in temperature_coefficients
+    ):
         raise InputError("temperature_coefficients must be one or more finite numbers (float32), highest power first")
     if not 0 <= entropy_threshold <= MOST_NUMBER:
         raise InputError(f"entropy_threshold is {entropy_threshold}, but must be at least 0 and finite in float32")
 
 
 def check_gamma(gamma: float | None, norm: str) -> None:
-    """Check the fixed exponent of a length scale.
+    """Check the fixed exponent of a length scale; None (a learned exponent) is right for every norm.
 
     Raises:
-        InputError: `norm` has no such exponent, or the number cannot work.
+        InputError: `norm` is unknown or has no such exponent, or the number is not from -8 to 8.
     """
     if gamma is None:
         return
@@ -61,10 +63,10 @@ WITH_ONSET = ("log-power", "llama4")
 
 
 def check_length_onset(onset: int | None, norm: str) -> None:
-    """Check the number of tokens from which on a length scale grows.
+    """Check the number of tokens beyond which a length scale grows; None (the default) is right for every norm.
 
     Raises:
-        InputError: `norm` has no such number, or it is out of range.
+        InputError: `norm` has no such number, or the number is out of range.
     """
     if onset is None:
         return
@@ -76,15 +78,15 @@ def check_length_onset(onset: int | None, norm: str) -> None:
 
 @dataclass(frozen=True)
 class SharpConfig:
-    """A model's sizes, its attention scheme and its special tokens; checked when it is made.
+    """The sizes, attention scheme and special tokens of a model, checked when the configuration is made.
 
-    `causal` makes a decoder, otherwise it is an encoder. `alpha` 0 takes the norm's own. `gamma` fixes the
-    exponent of the learned length scales, see `sharp.models.query_scale`. `temperature` divides q k
-    under norm fixed-temperature and matters to no other. `trained_context` is the longest sequence seen in training,
-    `max_context` the longest that the model may be served with. `rope_factor` and `rope_scaling` stretch RoPE, see
-    `sharp.models.positions.inverse_frequency`; 1 leaves it as it is. `tokenizer` says what a token id stands for:
-    `bytes` is `sharp.models.byte_tokenizer`, `none` leaves it open. `bos_token_id` is put before a text,
-    `eos_token_ids` end it.
+    The model is a decoder if `causal`, otherwise an encoder. `alpha` 0 means the norm's default. `gamma` fixes the
+    exponent of learned length scales (`sharp.models.query_scale`). `temperature` divides q k under norm
+    fixed-temperature and is ignored under other norms. `trained_context` is the longest sequence seen in training,
+    `max_context` the longest sequence that may be served. `rope_factor` and `rope_scaling` stretch RoPE
+    (`sharp.models.positions.inverse_frequency`); a factor of 1 changes nothing. `tokenizer` says what token ids stand
+    for: `bytes` is `sharp.models.byte_tokenizer`, `none` leaves this open. `bos_token_id` begins a text,
+    `eos_token_ids` end a text.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
@@ -119,26 +121,26 @@ class SharpConfig:
     def __post_init__(self) -> None:
         if self.alpha == 0.0:
             object.__setattr__(self, "alpha", get_norm(self.norm).alpha)
-        for field in ("temperature_coefficients", "eos_token_ids"):  # JSON has lists
+        for field in ("temperature_coefficients", "eos_token_ids"):  # JSON has lists, not tuples
             object.__setattr__(self, field, tuple(getattr(self, field)))
         for field in ("rope_theta", "rope_factor", "rms_norm_eps"):
-            if type(value := getattr(self, field)) is int:  # torch takes none beyond 64 bits
+            if type(value := getattr(self, field)) is int:  # torch takes no integers beyond 64 bits
                 object.__setattr__(self, field, float(value))
         self._check()
 
     @property
-    def scheme(self) -> Norm:
-        """The registry's entry for `norm`."""
+    def scheme(self) -> NormDefinition:
+        """The entry of `norm` in the registry."""
         return get_norm(self.norm)
 
     @property
     def scale(self) -> float:
-        """The factor of the logits q k: head_dim^-0.5, over the temperature where it is fixed."""
+        """The factor of the logits q k: head_dim^-0.5, divided by the temperature under norm fixed-temperature."""
         return float(self.head_dim**-0.5) / self.fixed_temperature
 
     @property
     def fixed_temperature(self) -> float:
-        """What divides the logits under norm fixed-temperature; 1 under every other."""
+        """The temperature that divides the logits under norm fixed-temperature; 1 under every other norm."""
         return self.temperature if self.norm == "fixed-temperature" else 1.0
 
     def _check(self) -> None:

@@ -1,15 +1,15 @@
-"""Where a model runs."""
+"""The choice of the device that a model runs on."""
 
 import torch
 
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one.
+    """Return the device called `name`; `auto` is the GPU if there is one, otherwise the CPU.
 
     Raises:
-        InputError: a GPU is requested and there is none that PyTorch can use.
+        InputError: a GPU is requested, but PyTorch finds none.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device is cuda, but PyTorch finds no GPU; choose cpu")

@@ -1,4 +1,4 @@
-"""Checkpoints of version 1, brought into today's form; each computes exactly what it did.
+"""The upgrade of checkpoints of version 1 to the present form, which computes exactly the same.
 
 | earlier | today |
 | --- | --- |
@@ -21,7 +21,10 @@ NORM_PARAMETERS = ("s", "b", "beta_raw", "gamma_raw", "w_beta.weight", "w_gamma.
 
 
 def upgrade(content: dict[str, Any], state: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """`content` and `state` of a checkpoint as today's version writes them; what is damaged is left as it is."""
+    """Return description and tensors of a checkpoint of version 1 in the form of version 2, as new dicts.
+
+    Of a damaged description only the version is changed; `parse_description` refuses it later.
+    """
     config = content.get("config")
     if not isinstance(config, dict) or not any(SCALE in name for name in state):
         return {**content, "version": 2}, state
@@ -37,9 +40,9 @@ def upgrade(content: dict[str, Any], state: dict[str, Tensor]) -> tuple[dict[str
 
 
 def upgrade_scales(state: dict[str, Tensor], first: int = 0, heads: int | None = None) -> dict[str, Tensor]:
-    """`state` with the length scales' parameters under their names and in their form of today.
+    """Return `state` with the parameters of length scales under their present names and in their present form.
 
-    The heads from `first` on are scaled; a parameter of all `heads` loses the others.
+    Only the heads from `first` on are scaled, so parameters of all `heads` lose the values of the others.
     """
     made: dict[str, Tensor] = {}
     for name, value in state.items():

@@ -1,12 +1,14 @@
-"""`python -m sharp.models.evaluate CHECKPOINT`: how a trained model does over lengths: table, file and plot."""
+"""`python -m sharp.models.evaluate CHECKPOINT`, which measures a trained model over lengths: table, file and plot."""
 
 from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from sharp.core.cli import SharpCommand
+from sharp.core.errors import InputError
+from sharp.core.table import Table
 from sharp.models.bits_per_byte import check_reads_bytes, read_text
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Model, read_checkpoint
@@ -14,7 +16,7 @@ from sharp.models.device import choose_device
 from sharp.models.evaluation import (
     RESULT_SUFFIXES,
     TEXT,
-    Row,
+    Measurement,
     check_output,
     find_task,
     measure,
@@ -30,18 +32,16 @@ from sharp.models.evaluation import (
 from sharp.models.tasks.registry import TASKS
 from sharp.models.tasks.task import Sweep
 from sharp.models.temperature_preset import read_temperature
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import InputError
 
 RESULTS = Path("build/evaluate")
 WINDOWS = (256, 512, 1024, 2048)
 
 
 def parse_sweep(text: str) -> Sweep | None:
-    """FIELD=1,2,3; None for the word none.
+    """Parse a sweep FIELD=1,2,3; the word none gives None. Whether a task has the field is not checked.
 
     Raises:
-        InputError: it has another form.
+        InputError: the values are no numbers.
     """
     if text == "none":
         return None
@@ -51,7 +51,9 @@ def parse_sweep(text: str) -> Sweep | None:
 
 @click.command(cls=SharpCommand, context_settings={"show_default": True})
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--task", type=click.Choice([TEXT, *TASKS]), help="Task.  [default: the one it was trained on]")
+@click.option(
+    "--task", type=click.Choice([TEXT, *TASKS]), help="Task.  [default: the task that the model was trained on]"
+)
 @click.option("--lengths", help="Lengths, as 16,32,64.  [default: the paper's; 256 to 2048 of text]")
 @click.option("--sweep", help="A parameter of the task to vary, as FIELD=1,2,3, or none.  [default: the paper's]")
 @click.option(
@@ -60,21 +62,27 @@ def parse_sweep(text: str) -> Sweep | None:
     multiple=True,
     help="Another parameter of the task, as FIELD=VALUE; repeatable.  [default: as in training]",
 )
-@click.option("--samples", type=click.IntRange(min=1), default=1000, help="Samples, or windows, of every length.")
+@click.option("--samples", type=click.IntRange(min=1), default=1000, help="Number of samples, or windows, per length.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of the samples.")
-@click.option("--text", "text_file", type=click.Path(path_type=Path), help="For task text.  [default: the demo's book]")
+@click.option(
+    "--text",
+    "text_file",
+    type=click.Path(path_type=Path),
+    help="The text to evaluate on, for task text.  [default: the demo's book]",
+)
 @click.option(
     "--norm",
     type=click.Choice(["adaptive-temperature", "log-power"]),
-    help="Adapt the temperature of a softmax model, or let its logits grow as ln n beyond its trained lengths.",
+    help="Adapt the temperature of a softmax model, or scale its logits with ln n beyond its trained lengths.",
 )
 @click.option(
     "--temperature-coefficients",
     "preset",
     metavar="FILE",
-    help="Adapt it by this polynomial: a file of sharp fit-temperature, icml2025, arxiv2024 or icml2025-long.",
+    help="The polynomial of --norm adaptive-temperature: a file of sharp fit-temperature, icml2025, arxiv2024 or "
+    "icml2025-long.",
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to run.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Device to compute on.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
 @click.option(
     "--output",
@@ -138,12 +146,15 @@ def main(
 
 
 def default_task(model: Model) -> str | None:
-    """Task text for a language model over bytes: checkpoints of older versions do not name it."""
+    """Return the task text for a language model over bytes, because checkpoints of older versions do not name it.
+
+    For other models, return None.
+    """
     return TEXT if isinstance(model, SharpForCausalLM) and model.config.tokenizer == "bytes" else None
 
 
-def as_table(rows: list[Row], length_name: str) -> Table:
-    """The rows for a terminal."""
+def as_table(rows: list[Measurement], length_name: str) -> Table:
+    """Return the rows, at least one, as a table for a terminal; all are of the same task and sweep."""
     first = rows[0]
     table = Table(length_name, *([first.sweep] if first.sweep else []), first.metric, "standard error")
     for row in rows:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sharp.core.errors import InputError
+from sharp.core.output_file import check_can_write
 from sharp.models.bits_per_byte import window_bits
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Checkpoint, Model
@@ -18,16 +20,18 @@ from sharp.models.tasks.registry import TASKS, get_task
 from sharp.models.tasks.scoring import Scorable, check_memory, score
 from sharp.models.tasks.task import Sampler, Sweep, Task
 from sharp.models.temperature_preset import AdaptiveTemperature
-from sharp.plugins.errors import InputError
-from sharp.plugins.output_file import check_can_write
 
 RESULT_SUFFIXES = (".csv", ".json")
-TEXT = "text"  # the task of language models: not in the registry, as nothing is sampled
+TEXT = "text"  # the task of language models, which is not in the registry because no samples are generated
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement; `sweep` is the field that was varied beside the length, "" for none, `value` its value."""
+class Measurement:
+    """One measurement: the mean `score` of a `metric` over `samples` samples of a length, and its standard error.
+
+    `sweep` is the field that was varied beside the length, or "", and `value` its value, or None. `seed` is 0 for a
+    text.
+    """
 
     task: str
     norm: str
@@ -42,16 +46,18 @@ class Row:
 
 
 def with_adaptive_temperature(model: Model, temperature: AdaptiveTemperature | None = None) -> Model:
-    """A model with the weights of `model`, trained with softmax, that adapts its temperature at inference (Table 1).
+    """Return a new model with a copy of the weights of `model`, trained with softmax, that adapts its temperature.
 
-    `temperature` None takes that of the model's configuration.
+    Table 1 of the adaptive-temperature paper evaluates such models. If `temperature` is None, the polynomial of the
+    model's configuration is used. Device and mode are those of `model`.
 
     Raises:
         InputError: `model` was trained with another norm.
     """
     if model.config.norm not in ("softmax", "adaptive-temperature"):
         raise InputError(
-            f"adaptive-temperature is for models that were trained with softmax; this one has norm {model.config.norm}"
+            "adaptive-temperature is for models that were trained with softmax; this one has norm "
+            f"{model.config.norm}; evaluate it without --norm"
         )
     config = replace(model.config, norm="adaptive-temperature")
     if temperature is not None:
@@ -64,7 +70,10 @@ def with_adaptive_temperature(model: Model, temperature: AdaptiveTemperature | N
 
 
 def with_log_power(model: Model) -> Model:
-    """A model with the weights of `model`, trained with softmax, whose logits grow as ln n beyond its trained lengths.
+    """Return a new model with a copy of the weights of `model`, whose logits grow as ln n beyond the trained lengths.
+
+    n is the number of visible keys plus one; up to the trained context the logits are those of `model`. Device and mode
+    are those of `model`.
 
     Raises:
         InputError: `model` was trained with another norm.
@@ -75,7 +84,7 @@ def with_log_power(model: Model) -> Model:
 
 
 def _of_config(model: Model, config: Any) -> Model:
-    """A model with the weights of `model`; what its configuration learns beside them is as at the start of training."""
+    """Return a model of `config` with the weights of `model`; further parameters of the norm have start values."""
     made: Model = type(model)(config)
     unused = made.load_state_dict(model.state_dict(), strict=False).unexpected_keys
     assert not unused, unused
@@ -83,10 +92,11 @@ def _of_config(model: Model, config: Any) -> Model:
 
 
 def find_task(named: str | None, stored: Checkpoint) -> Task:
-    """The task to evaluate: the one that the user named, else the one in the checkpoint.
+    """Return the task to evaluate: the task that the user named, or else the task in the checkpoint.
 
     Raises:
-        InputError: neither is known, or the model is not of the kind that the task needs.
+        InputError: no task is known, it is not in the registry (as the task text), or the model is not of the kind that
+            the task needs.
     """
     name = named or stored.task
     if name is None:
@@ -100,7 +110,9 @@ def find_task(named: str | None, stored: Checkpoint) -> Task:
 
 
 def sampler_of(task: Task, stored: Checkpoint, parameters: tuple[str, ...] = ()) -> Sampler:
-    """The task's sampler as it was in training, where the checkpoint is of this task, and then with `parameters`.
+    """Return the task's sampler, with its parameters in training if the checkpoint is of this task, and `parameters`.
+
+    Each of `parameters` is FIELD=VALUE.
 
     Raises:
         InputError: a parameter cannot be used.
@@ -110,10 +122,10 @@ def sampler_of(task: Task, stored: Checkpoint, parameters: tuple[str, ...] = ())
 
 
 def check_outputs(model: Scorable, sampler: Sampler) -> None:
-    """Check that the model speaks the sampler's language.
+    """Check that the model has as many outputs as the sampler.
 
     Raises:
-        InputError: its vocabulary or number of classes is another one.
+        InputError: the model has another size of vocabulary or number of classes.
     """
     has = getattr(model.config, "vocab_size", None) or getattr(model.config, "classes", None)
     if has != sampler.outputs:
@@ -130,16 +142,19 @@ def measure(
     sweep: Sweep | None,
     samples: int,
     seed: int,
-) -> list[Row]:
-    """A row for every length and, within it, every value of `sweep`.
+) -> list[Measurement]:
+    """Measure a row for every length and, within a length, every value of `sweep`, from `samples` samples each.
+
+    The model is put into evaluation mode.
 
     Raises:
-        InputError: a length or value cannot work.
+        InputError: the sampler does not support a length or value, the model has another number of outputs, or
+            attention over a sample does not fit into memory.
     """
     variants: list[tuple[float | None, Sampler]] = [(None, sampler)]
     if sweep is not None:
         variants = [(value, _varied(sampler, sweep.field, value)) for value in sweep.values]
-    for _, varied in variants:  # a wrong one is refused before the first is measured
+    for _, varied in variants:  # refuse wrong values before the first measurement
         check_outputs(model, varied)
         for length in lengths:
             varied.tokens(length)
@@ -148,7 +163,7 @@ def measure(
         for value, varied in variants:
             found = score(model, varied, task.metric, length, samples, seed)
             rows.append(
-                Row(
+                Measurement(
                     task.name,
                     model.config.norm,
                     length,
@@ -168,29 +183,36 @@ def _varied(sampler: Sampler, field: str, value: float) -> Sampler:
     return with_parameters(sampler, (f"{field}={int(value) if value.is_integer() else value}",))
 
 
-def measure_text(model: SharpForCausalLM, tokens: Tensor, lengths: tuple[int, ...], windows: int) -> list[Row]:
-    """Bits per byte of `tokens` int [tokens] in windows of every length, of which up to `windows` are read.
+def measure_text(model: SharpForCausalLM, tokens: Tensor, lengths: tuple[int, ...], windows: int) -> list[Measurement]:
+    """Measure bits per byte of `tokens` int [tokens], in up to `windows` windows of every length, a row per length.
+
+    The model's mode is not changed.
 
     Raises:
-        InputError: there is no window of a length, or attention over it does not fit into memory.
+        InputError: the text is shorter than a window, or attention over a window does not fit into memory.
     """
     device = next(model.parameters()).device
     for length in lengths:
         if not 1 <= length < len(tokens):
-            raise InputError(f"windows of {length} cannot be cut from a text of {len(tokens)} tokens")
+            raise InputError(
+                f"windows of {length} cannot be cut from a text of {len(tokens)} tokens; give a longer text, or "
+                "smaller --lengths"
+            )
         check_memory(model.config.q_heads * length * length, length, device)
     rows = []
     for length in lengths:
         bits = window_bits(model, tokens[: windows * length + 1].to(device), length).double()
         error = bits.std().item() / len(bits) ** 0.5 if len(bits) > 1 else 0.0
         rows.append(
-            Row(TEXT, model.config.norm, length, "", None, "bits_per_byte", bits.mean().item(), error, len(bits), 0)
+            Measurement(
+                TEXT, model.config.norm, length, "", None, "bits_per_byte", bits.mean().item(), error, len(bits), 0
+            )
         )
     return rows
 
 
 def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Make the folder of a file that is written after long work.
+    """Check a file that is written after long work, and make its folder.
 
     Raises:
         InputError: the name ends in none of `suffixes`, or the file cannot be written.
@@ -204,11 +226,11 @@ def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
     check_can_write(path)
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows as `.csv` or `.json`, by the suffix.
+def write(rows: Sequence[Measurement], path: Path) -> None:
+    """Write the rows, at least one, as `.csv` or `.json`, by the suffix; the folder is made if it does not exist.
 
     Raises:
-        InputError: see `check_output`.
+        InputError: the name has another suffix, or the file cannot be written.
     """
     check_output(path, RESULT_SUFFIXES)
     if path.suffix == ".json":
@@ -220,8 +242,12 @@ def write(rows: Sequence[Row], path: Path) -> None:
             writer.writerows(asdict(row) for row in rows)
 
 
-def plot(rows: list[Row], length_name: str, picture: Path) -> str | None:
-    """Draw the rows over the length, or over the varied field where there is one; see `plot_scores`."""
+def plot(rows: list[Measurement], length_name: str, picture: Path) -> str | None:
+    """Draw the rows, at least one, over the length, or over the varied field if there is one, to the file `picture`.
+
+    Returns:
+        A hint what to install if matplotlib is missing, and then no file is written; otherwise None.
+    """
     first = rows[0]
     swept = first.value is not None
     points = [
@@ -238,10 +264,10 @@ def plot(rows: list[Row], length_name: str, picture: Path) -> str | None:
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """The numbers of a list like 16,32,64.
+    """Parse a list of numbers such as 16,32,64; `option` is the option's name, for the message.
 
     Raises:
-        InputError: it is not such a list.
+        InputError: the text is not such a list.
     """
     try:
         return tuple(float(part) for part in text.split(","))
@@ -250,10 +276,10 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """The lengths of a list like 16,32,64.
+    """Parse a list of lengths such as 16,32,64; whether a length is possible is not checked.
 
     Raises:
-        InputError: it is not a list of whole numbers.
+        InputError: the text is not a list of whole numbers.
     """
     numbers = parse_numbers("--lengths", text)
     if not all(number.is_integer() for number in numbers):

@@ -1,11 +1,11 @@
-"""Sharp's models as Hugging Face models: importing this module teaches `AutoModel...` the model type "sharp".
+"""Sharp's models as Hugging Face models. Importing this module registers the model type "sharp" with `AutoModel...`.
 
     import sharp.models.hugging_face
     to_hugging_face(model).save_pretrained(folder)
     AutoModelForCausalLM.from_pretrained(folder).generate(input_ids)
 
-`config.json` holds the same description as our other checkpoints (`sharp.models.checkpoint`, which reads these folders
-too, without transformers) under the key "sharp"; the facts beside it are for other tools and are written from it.
+In `config.json`, the entry "sharp" holds the description that our other checkpoints have. The other entries are derived
+from the description, for other tools. `sharp.models.checkpoint` reads these folders, too, without transformers.
 """
 
 import os
@@ -28,7 +28,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
 import sharp.models.adapted_config
-import sharp.models.trained_attention  # noqa: F401 - and the implementations of attention
+import sharp.models.trained_attention  # noqa: F401 - registers the implementations of attention
+from sharp.core.errors import InputError
 from sharp.models.attention import DEFAULT_OPTIONS, EagerAttention, LayerOptions
 from sharp.models.byte_tokenizer import END_OF_TEXT, byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
@@ -38,11 +39,10 @@ from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.norms import NORMS
 from sharp.models.transformer import Transformer
-from sharp.plugins.errors import InputError
 
 
 class HuggingFaceConfig(PreTrainedConfig):
-    """`SharpConfig` as transformers stores it; made by `HuggingFaceConfig(sharp=describe(model))`."""
+    """`SharpConfig` in the form that transformers stores, made by `HuggingFaceConfig(sharp=describe(model))`."""
 
     model_type = MODEL_TYPE
 
@@ -60,7 +60,7 @@ class HuggingFaceConfig(PreTrainedConfig):
     eos_token_id: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.sharp is not None:  # transformers makes configurations without any value, to see the defaults
+        if self.sharp is not None:  # transformers makes empty configurations to read the defaults
             config = self.sharp_config
             self.vocab_size = config.vocab_size
             self.hidden_size = config.hidden_size
@@ -77,14 +77,14 @@ class HuggingFaceConfig(PreTrainedConfig):
 
     @property
     def sharp_config(self) -> SharpConfig:
-        """What the model is made from.
+        """The configuration that the model is made from.
 
         Raises:
             InputError: the entry "sharp" is missing, of another version, or describes no possible model.
         """
         path = self.name_or_path or "the configuration"
         content = dict(self.sharp or {})
-        if content.get("version") == 1:  # the weights are out of reach here, and a norm's may be of another form
+        if content.get("version") == 1:  # a norm's weights may have another form, and cannot be upgraded here
             norm = content["config"].get("norm") if isinstance(content.get("config"), dict) else None
             if norm in NORMS and NORMS[norm].scale_kind != "none":
                 raise InputError(
@@ -99,7 +99,7 @@ class HuggingFaceConfig(PreTrainedConfig):
 
 
 class SharpPreTrainedModel(PreTrainedModel):
-    """What both wrappers share: the weights of `model`, under the names of our checkpoints with "model." before."""
+    """The base class of both wrappers; `model` has the names of our checkpoints, prefixed with "model."."""
 
     config_class = HuggingFaceConfig
     config: HuggingFaceConfig
@@ -108,23 +108,29 @@ class SharpPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]  # noqa: RUF012
 
     def initialize_weights(self) -> None:
-        """Start values for what no file holds: parameters that are new, and the buffers, which are never saved."""
+        """Set start values for all that no file holds: new parameters, and buffers, which are never saved."""
         with torch.device("cpu"):  # transformers makes models on the meta device
             fresh = type(self.model)(self.model.config)
         start = {**dict(fresh.named_parameters(remove_duplicate=False)), **dict(fresh.named_buffers())}
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-            initialization.copy_(tensor, start[name])  # leaves alone what was loaded
+            initialization.copy_(tensor, start[name])  # does not change what was loaded
 
     def get_input_embeddings(self) -> torch.nn.Module:
-        """The embedding of token ids."""
+        """Return the module that embeds token ids, as transformers asks for it."""
         return self.model.embedding
 
     def get_output_embeddings(self) -> torch.nn.Module:
-        """The layer that makes logits."""
+        """Return the linear layer that turns hidden states into logits, as transformers asks for it."""
         return self.model.lm_head
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> None:
-        """As transformers' own, with the tokenizer beside it if the configuration says which one it is."""
+        """Save the model as transformers does, and with it the tokenizer that the configuration names, if any.
+
+        The arguments are those of transformers.
+
+        Raises:
+            InputError: the configuration describes no possible model.
+        """
         super().save_pretrained(save_directory, *args, **kwargs)
         config = self.config.sharp_config
         if config.tokenizer == "bytes":
@@ -133,7 +139,7 @@ class SharpPreTrainedModel(PreTrainedModel):
                 bos_token=END_OF_TEXT,
                 eos_token=END_OF_TEXT,
                 pad_token=END_OF_TEXT,
-                padding_side="left" if config.causal else "right",  # generation goes on where the row ends
+                padding_side="left" if config.causal else "right",  # generation continues at the end of the row
             )
             tokenizer.save_pretrained(save_directory)
 
@@ -159,17 +165,18 @@ class HuggingFaceForCausalLM(SharpPreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         return_dict: bool = True,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits [batch, tokens, vocab_size], and the cache of all tokens so far.
+        """Compute logits [batch, tokens, vocab_size], and the cache of all tokens so far.
 
         Args:
-            input_ids: int64 [batch, tokens]; with a cache, the tokens that follow it.
-            attention_mask: [batch, tokens with those in the cache], 0 at padding, on either side.
+            input_ids: int64 [batch, tokens]; with a cache, the tokens that follow the cached tokens.
+            attention_mask: [batch, tokens including those in the cache], 0 at padding, on either side.
             position_ids: int64 [batch, tokens]; if None, counted from the first token that is not padding.
             past_key_values: the cache, which is extended in place.
-            labels: int64 [batch, tokens]; each is predicted from the tokens before it, -100 is left out of the loss.
+            labels: int64 [batch, tokens], mostly `input_ids`: the labels are shifted here, so each is predicted from
+                the tokens before it; -100 is left out of the loss. Needs the logits of all tokens.
             use_cache: make a cache if none is given.
-            logits_to_keep: only the logits of so many last tokens; 0 means all.
-            return_dict: a tuple instead, if false.
+            logits_to_keep: return only the logits of this many last tokens; 0 means all.
+            return_dict: return an object with named fields; otherwise a tuple.
 
         Raises:
             InputError: the cache is of another kind, or the mask of another form.
@@ -213,7 +220,7 @@ class HuggingFaceForCausalLM(SharpPreTrainedModel, GenerationMixin):
 
 
 class HuggingFaceForMaskedLM(SharpPreTrainedModel):
-    """`SharpForMaskedLM` for `AutoModelForMaskedLM`."""
+    """`SharpForMaskedLM` in the form that `AutoModelForMaskedLM` loads."""
 
     model: SharpForMaskedLM
 
@@ -229,9 +236,10 @@ class HuggingFaceForMaskedLM(SharpPreTrainedModel):
         labels: Tensor | None = None,
         return_dict: bool = True,
     ) -> MaskedLMOutput | tuple[Any, ...]:
-        """Logits [batch, tokens, vocab_size]; input_ids, attention_mask and labels are [batch, tokens].
+        """Compute logits [batch, tokens, vocab_size]; `input_ids`, `attention_mask` and `labels` are [batch, tokens].
 
-        The loss is the mean over positions whose label is not -100.
+        `attention_mask` is 0 at padding. The loss, None without labels, is the mean cross entropy in nats over
+        positions whose label is not -100. The result is a tuple if `return_dict` is False.
         """
         logits = self.model(input_ids, attention_mask)
         loss = None if labels is None else _cross_entropy(logits, labels)
@@ -240,7 +248,7 @@ class HuggingFaceForMaskedLM(SharpPreTrainedModel):
 
 
 def to_hugging_face(model: SharpForCausalLM | SharpForMaskedLM) -> HuggingFaceForCausalLM | HuggingFaceForMaskedLM:
-    """`model` as a Hugging Face model that shares its weights."""
+    """Return `model` as a Hugging Face model that contains it, so that both share weights and mode."""
     config = HuggingFaceConfig(sharp=describe(model))
     if isinstance(model, SharpForCausalLM):
         causal_lm = HuggingFaceForCausalLM(config)
@@ -254,7 +262,7 @@ def to_hugging_face(model: SharpForCausalLM | SharpForMaskedLM) -> HuggingFaceFo
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean in nats over logits [batch, tokens, vocab_size], without positions that have label -100."""
+    """Return the mean cross entropy in nats of logits [batch, tokens, vocab_size], without labels of -100."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 

@@ -1,10 +1,10 @@
-"""The exponents of norm log-power, fitted per head to a model that was trained with softmax.
+"""The fit of norm log-power's exponents, per head, to a model that was trained with softmax.
 
-Scales like ln n keep a head's entropy where softmax lets it grow with the number n of keys. So the fit asks of every
-row beyond the onset for the factor f under which its logits have the entropy that the head has at the onset,
-H(softmax(f z)) = H_onset, and the head's gamma is the least-squares slope of ln f over ln(L / L_onset). A head whose
-entropy does not grow, as it attends to near tokens or to the first, has a gamma near 0. No paper defines this fit:
-ASEntmax's Figure 4 fits factors that a model has learned for every position.
+The entropy of softmax grows with the number n of keys, which scales such as ln n can prevent. For every row beyond the
+onset, the fit finds the factor f under which the logits have the entropy that the head has at the onset,
+H(softmax(f z)) = H_onset. The head's gamma is the least-squares slope of ln f over ln(L / L_onset). A head whose
+entropy does not grow, because it attends to near tokens or to the first token, has a gamma near 0. No paper defines
+this fit; ASEntmax's Figure 4 fits factors that a model has learned for every position.
 """
 
 import math
@@ -19,23 +19,23 @@ from torch.nn import functional
 
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, EagerAttention, LayerOptions
 from sharp.models.config import GAMMA_LIMIT, SharpConfig
-from sharp.models.objective import Batch
+from sharp.models.objective import TrainingBatch
 from sharp.models.query_scale import LOG_LENGTH_OFFSET, QueryScale
 from sharp.models.temperature_fit import LanguageModel
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.torch_normalizers import entropy
 
 Doubles = NDArray[np.float64]
-ROWS = 32  # of a window, evenly in ln n, beyond the onset and as many at it
+ROWS = 32  # rows of a window beyond the onset, evenly in ln n; as many are taken from half the onset to the onset
 LARGEST_FACTOR = 32.0
 BISECTIONS = 24
 
 
 def entropy_keeping_factors(log_weights: Tensor, target: Tensor) -> Tensor:
-    """The factor f with H(softmax(f z)) = target, by bisection in ln f; within 1/32 and 32.
+    """Return the factor f with H(softmax(f z)) = target, found by bisection in ln f, from 1/32 to 32.
 
     Args:
-        log_weights: [..., keys], logits z up to a constant of the row; -infinity where a key is not seen.
-        target: entropy in nats, like `log_weights` without the keys.
+        log_weights: [..., keys], logits z up to a constant per row; -infinity where a key is not visible.
+        target: entropy in nats, in the shape of `log_weights` without the keys.
     """
     low = torch.full_like(target, -math.log(LARGEST_FACTOR))
     high = -low
@@ -47,7 +47,7 @@ def entropy_keeping_factors(log_weights: Tensor, target: Tensor) -> Tensor:
 
 
 class _RowRecorder:
-    """Softmax attention that keeps ln of the weights of some rows: [q_heads, rows, keys] of every layer."""
+    """Softmax attention that keeps the logarithms of the weights of some rows, [q_heads, rows, keys] of every layer."""
 
     def __init__(self, config: SharpConfig, rows: Tensor) -> None:
         self._eager = EagerAttention(replace(config, norm="softmax"), record=True)
@@ -71,7 +71,10 @@ class _RowRecorder:
 
 @dataclass(frozen=True)
 class ScalePoints:
-    """What rows ask for: their keys [rows], and the factors [layers, q_heads, rows]."""
+    """The points of the fit: the number of keys of each row [rows], and the factors [layers, q_heads, rows].
+
+    The factor of a row is the one that gives its attention the entropy that the head has at the onset.
+    """
 
     lengths: NDArray[np.int64]
     factors: Doubles
@@ -79,14 +82,14 @@ class ScalePoints:
 
 @torch.no_grad()
 def scale_points(
-    model: LanguageModel, batches: Iterable[Batch], onset: int, advance: Callable[[], None]
+    model: LanguageModel, batches: Iterable[TrainingBatch], onset: int, advance: Callable[[], None]
 ) -> ScalePoints:
-    """The factors that keep the entropy which every head has around `onset` keys, mean over all batches.
+    """Return the factors that keep the entropy of every head at its mean over rows of onset / 2 to `onset` keys.
 
     Args:
-        model: its norm is softmax; a batch is one window of more than `onset` tokens.
-        batches: inputs int64 [1, tokens].
-        onset: keys up to which the model is left as it is.
+        model: a model whose norm is softmax.
+        batches: batches whose only input is int64 [1, tokens], a window of more than `onset` tokens.
+        onset: the number of keys up to which the model is not scaled.
         advance: shows progress; called after every batch.
     """
     recorded: list[tuple[Tensor, list[Tensor]]] = []
@@ -103,7 +106,7 @@ def scale_points(
     factors = []
     for layer in range(model.config.layers):
         rows_at = [layers[layer][:, keys <= onset] for keys, layers in recorded]
-        target = torch.cat([entropy(one.exp()) for one in rows_at], -1).mean(-1)  # [q_heads]
+        target = torch.cat([entropy(weights.exp()) for weights in rows_at], -1).mean(-1)  # [q_heads]
         found = []
         for keys, layers in recorded:
             logs = layers[layer][:, keys > onset]
@@ -113,13 +116,20 @@ def scale_points(
 
 
 def fit_gammas(points: ScalePoints, onset: int) -> Doubles:
-    """The slope of ln f over ln(L / L_onset) through 0, by least squares and within 8, [layers, q_heads]."""
+    """Return the exponents gamma of norm log-power, float64 [layers, q_heads], from -8 to 8.
+
+    They are the least-squares slopes of ln f over ln(L / L_onset) through 0, for the factors f of `points` and
+    L = ln(keys + 1). `onset` is that of `scale_points`.
+    """
     x = np.log(np.log(points.lengths - 1 + LOG_LENGTH_OFFSET) / math.log(onset - 1 + LOG_LENGTH_OFFSET))
     return np.asarray((np.log(points.factors) * x).sum(-1) / (x * x).sum()).clip(-GAMMA_LIMIT, GAMMA_LIMIT)
 
 
 def scaled_attention(config: SharpConfig, gammas: Doubles, onset: int) -> AttentionFunction:
-    """Softmax attention with these scales, for whole sequences."""
+    """Return softmax attention over whole sequences, without a cache, with length scales of norm log-power.
+
+    `gammas` [layers, q_heads] are the exponents, `onset` the number of tokens up to which nothing is scaled.
+    """
     eager = EagerAttention(replace(config, norm="softmax"))
     scales = []
     for gamma in gammas:
@@ -145,9 +155,13 @@ def scaled_attention(config: SharpConfig, gammas: Doubles, onset: int) -> Attent
 
 @torch.no_grad()
 def cross_entropies(
-    model: LanguageModel, batches: Iterable[Batch], gammas: Doubles, onset: int, advance: Callable[[], None]
+    model: LanguageModel, batches: Iterable[TrainingBatch], gammas: Doubles, onset: int, advance: Callable[[], None]
 ) -> tuple[float, float]:
-    """Nats per token beyond `onset`, of softmax and with the scales."""
+    """Return the cross entropies in nats per token beyond `onset`, with softmax and with the length scales.
+
+    Batches are those of `scale_points`, with targets; at least one is needed. `gammas` are [layers, q_heads]. `advance`
+    is called twice for every batch.
+    """
     totals, targets = np.zeros(2), 0
     attentions = (EagerAttention(replace(model.config, norm="softmax")), scaled_attention(model.config, gammas, onset))
     for batch in batches:

@@ -1,7 +1,7 @@
-"""`MaxRetrieval`: the set model of Velickovic et al., "softmax is not enough" (ICML 2025), appendix A.
+"""`MaxRetrieval`, the set model of Velickovic et al., "softmax is not enough" (ICML 2025), appendix A.
 
-One attention head, asked by one query, over a set of items; its output is classified. The normalizer is any of the
-registry, so that the same model shows how each one keeps or loses the maximum as sets grow.
+One attention head with one query attends to a set of items, and its output is classified. The normalizer is any of the
+registry, so the same model shows how each normalizer keeps or loses the maximum as sets grow.
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sharp.core.errors import InputError
 from sharp.models.attention import AttentionFunction, LayerOptions
 from sharp.models.config import MOST_SIZE, check_gamma, check_norm_options
-from sharp.models.norms import Norm, SsaParameters, get_norm
+from sharp.models.norms import NormDefinition, get_norm
 from sharp.models.query_scale import QueryScale
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights
+from sharp.models.ssa_parameters import SsaParameters
+from sharp.plugins.op.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights
 
 
 @dataclass(frozen=True)
 class MaxRetrievalConfig:
-    """The sizes of App. A.2-A.3 and the attention scheme; `alpha` 0 takes the norm's own, `temperature` is a fixed one.
+    """The sizes of App. A.2-A.3 and the attention scheme.
 
-    `gamma` fixes the exponent of the learned length scales, see `QueryScale`. `trained_items` is the largest set seen
-    in training; SSMax starts near plain softmax there.
+    `alpha` 0 means the norm's default. `temperature` is that of norm fixed-temperature. `gamma` fixes the exponent of
+    learned length scales (`QueryScale`). `trained_items` is the largest set seen in training, at which SSMax starts
+    near plain softmax.
 
     Raises:
         InputError: a field has a value that no model can have; the message names field, value and limit.
@@ -43,7 +45,9 @@ class MaxRetrievalConfig:
         norm = get_norm(self.norm)
         if self.alpha == 0.0:
             object.__setattr__(self, "alpha", norm.alpha)
-        object.__setattr__(self, "temperature_coefficients", tuple(self.temperature_coefficients))  # JSON has lists
+        object.__setattr__(
+            self, "temperature_coefficients", tuple(self.temperature_coefficients)
+        )  # JSON has lists, not tuples
         for field, least in (("classes", 2), ("hidden_size", 1), ("trained_items", 1)):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_SIZE:
@@ -52,25 +56,25 @@ class MaxRetrievalConfig:
         check_norm_options(self.alpha, self.temperature, self.temperature_coefficients, self.entropy_threshold)
 
     @property
-    def scheme(self) -> Norm:
-        """The registry's entry for `norm`."""
+    def scheme(self) -> NormDefinition:
+        """The entry of `norm` in the registry."""
         return get_norm(self.norm)
 
     @property
     def scale(self) -> float:
-        """The factor of the logits q k: hidden_size^-0.5, over the temperature where it is fixed."""
+        """The factor of the logits q k: hidden_size^-0.5, divided by the temperature under norm fixed-temperature."""
         return float(self.hidden_size**-0.5) / (self.temperature if self.norm == "fixed-temperature" else 1.0)
 
 
 class MaxRetrieval(nn.Module):
-    """Eq. 9-14: embed items and query, attend once, classify.
+    """The model of Eq. 9-14, which embeds items and query, attends once, and classifies.
 
-    psi_x, psi_q and phi are two-layer MLPs with (tanh) GELU, as the paper's Flax listing has them: psi_x ends in an
-    activation, psi_q does not, and the attention has biases and an output projection. The logits are divided by
-    sqrt(hidden_size), which the listing's Flax module does too; what the ASEntmax paper's Table 5 calls theta is this
-    divisor, sqrt(hidden_size) times our temperature.
+    psi_x, psi_q and phi are two-layer MLPs with (tanh) GELU, as in the paper's Flax listing: psi_x ends in an
+    activation, psi_q does not, and the attention has biases and an output projection. Logits are divided by
+    sqrt(hidden_size), as in the Flax module of the listing. The theta of the ASEntmax paper's Table 5 is this divisor,
+    sqrt(hidden_size) times our temperature.
 
-    With `adaptive-temperature` training uses plain softmax: the paper adapts the temperature at inference only.
+    With `adaptive-temperature`, training uses plain softmax, as the paper adapts the temperature at inference only.
     """
 
     def __init__(self, config: MaxRetrievalConfig) -> None:
@@ -97,25 +101,28 @@ class MaxRetrieval(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Flax's default: normal with variance 1 / inputs, cut at two standard deviations; biases 0."""
+        """Initialize as Flax does: normal with variance 1 / inputs, truncated at two standard deviations; biases 0."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("query_scale."):
-                std = module.in_features**-0.5 / 0.87962566  # the cut takes away variance
+                std = module.in_features**-0.5 / 0.87962566  # corrects for the variance that truncation removes
                 nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
                 nn.init.zeros_(module.bias)
 
     def projected_query(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Q q with its length scale [sets, hidden_size], and the scale [sets, 1 query, 1 head]."""
+        """Return Q q with its length scale [sets, hidden_size], and the scale [sets, 1 query, 1 head] or None.
+
+        `items` are [sets, items, 1 + classes], of which only the number matters; `query` is [sets, 1].
+        """
         embedded_query = self.embed_query(query)  # [sets, hidden_size]
         asked: Tensor = self.q_proj(embedded_query)
         if self.query_scale is None:
             return asked, None
-        last = torch.full((items.shape[0], 1), items.shape[1] - 1, device=items.device)  # it sees all items
+        last = torch.full((items.shape[0], 1), items.shape[1] - 1, device=items.device)  # the query sees all items
         factor: Tensor = self.query_scale(embedded_query.unsqueeze(1), last)
         return asked * factor.squeeze(1).to(asked.dtype), factor
 
     def attention_logits(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits e (Eq. 11) [sets, items] and embedded items [sets, items, hidden_size]."""
+        """Return scaled logits e (Eq. 11), float32 [sets, items], and embedded items [sets, items, hidden_size]."""
         hidden = self.embed_item(items)  # [sets, items, hidden_size]
         asked, _ = self.projected_query(items, query)
         # K is linear: (Q q) (K h + b) = (K^T Q q) h + (Q q) b, so the query is projected instead of every item.
@@ -123,7 +130,7 @@ class MaxRetrieval(nn.Module):
         return logits.float() * self.config.scale, hidden
 
     def attention(self, items: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights alpha (Eq. 12) [sets, items], float32, and embedded items [sets, items, hidden_size]."""
+        """Return weights alpha (Eq. 12) [sets, items], float32, and embedded items [sets, items, hidden_size]."""
         logits, hidden = self.attention_logits(items, query)
         normalizer = self.config.scheme.normalizer
         learned = None if self.head_parameters is None else self.head_parameters()
@@ -139,12 +146,12 @@ class MaxRetrieval(nn.Module):
         return weights[:, 0, 0], hidden
 
     def forward(self, items: Tensor, query: Tensor, attention: AttentionFunction | None = None) -> Tensor:
-        """Class logits [sets, classes].
+        """Return class logits [sets, classes].
 
         Args:
             items: float [sets, items, 1 + classes]: the priority, then the class as a one-hot vector.
-            query: float [sets, 1]; it carries no information.
-            attention: replaces the attention written out here; it gets one query and one head.
+            query: float [sets, 1], which carries no information.
+            attention: replaces the attention of this class; it is called with one query and one head.
         """
         if attention is not None:
             hidden = self.embed_item(items).unsqueeze(2)  # [sets, items, 1 head, hidden_size]
@@ -156,7 +163,7 @@ class MaxRetrieval(nn.Module):
             answers: Tensor = self.classify(self.o_proj(mixed[:, 0, 0]))
             return answers
         weights, hidden = self.attention(items, query)
-        # V is linear as well: the weighted mean of the items is projected instead of every item.
+        # V is linear, too, so the weighted mean of the items is projected instead of every item.
         mixed = torch.einsum("sn,snd->sd", weights.to(hidden.dtype), hidden)
         mixed = functional.linear(mixed, self.v_proj.weight) + weights.sum(-1, keepdim=True) * self.v_proj.bias
         outputs: Tensor = self.classify(self.o_proj(mixed))

@@ -1,9 +1,9 @@
-"""The gradients of the normalizers, from the weights: what streamed attention computes again in its backward pass.
+"""The gradients of the normalizers, computed from the weights in the backward pass of chunked attention.
 
-A function takes logits z [batch, heads, queries, keys] with 0 where a key is not visible, the weights w that
-`attention_weights` makes of them, and g = dL/dw. It returns dL/dz and, where the normalizer has learned parameters,
-dL/dhead_params [heads, P]. A weight of 0 at an invisible key makes its gradient 0. A sink is one more key of them all,
-the last, whose g is 0.
+Each function takes logits z [batch, heads, queries, keys] with 0 where a key is not visible, the weights w that
+`attention_weights` makes of these logits, and g = dL/dw. It returns dL/dz and, if the normalizer has learned
+parameters, dL/dhead_params [heads, P]. The weight 0 of an invisible key makes its gradient 0. A sink is an additional
+last key, whose g is 0.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sharp.plugins.ops.torch_entmax import entmax_gradient
-from sharp.plugins.ops.torch_normalizers import Options, length_factor, log_count, skip_masked, softpick_parts
+from sharp.plugins.op.torch_entmax import entmax_gradient
+from sharp.plugins.op.torch_normalizers import NormalizerOptions, length_factor, log_count, skip_masked, softpick_parts
 
 Gradient = tuple[Tensor, Tensor | None]
 
 
-def softmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
-    """dL/dz = w (g - sum w g)."""
+def softmax(
+    _logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, _options: NormalizerOptions
+) -> Gradient:
+    """Compute dL/dz = w (g - sum w g) for logits z, weights w and their gradient g; return (dL/dz, None)."""
     return _through_softmax(weights, gradient), None
 
 
-def entmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """dL/dz = q (g - sum q g / sum q) with q = w^(2 - alpha) on the support (Peters et al. 2019, Prop. 2)."""
+def entmax(
+    _logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions
+) -> Gradient:
+    """Compute dL/dz = q (g - sum q g / sum q) with q = w^(2 - alpha) on the support (Peters et al. 2019, Prop. 2).
+
+    Returns (dL/dz, None), for logits z, weights w and their gradient g.
+    """
     if options.alpha == 1.5:
         q = weights.sqrt()
     elif options.alpha == 2.0:
@@ -35,8 +42,12 @@ def entmax(_logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor,
     return (gradient - mean).mul_(q), None
 
 
-def ssa(logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """Through w = softmax(t), t = n sgn(z) ln(1 + b|z|): dt/dz = n b / (1 + b|z|) and dt/db = n z / (1 + b|z|)."""
+def ssa(logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions) -> Gradient:
+    """Differentiate w = softmax(t) with t = n sgn(z) ln(1 + b|z|).
+
+    dt/dz = n b / (1 + b|z|), dt/db = n z / (1 + b|z|) and dt/dn = sgn(z) ln(1 + b|z|). Returns dL/dz and, for b and n,
+    dL/dhead_params [heads, 2], given the weights w and their gradient g.
+    """
     assert options.head_params is not None
     b, n = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [heads, 1, 1]
     size = logits.abs()
@@ -47,11 +58,16 @@ def ssa(logits: Tensor, _visible: Tensor, weights: Tensor, gradient: Tensor, opt
     return slope.mul_(n * b), torch.stack([db.flatten(), dn], -1)
 
 
-def adaptive_softmax(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """Through w = softmax(beta z) and beta(H), H the entropy of p = softmax(z): dH/dz_j = -p_j (z_j - sum p z)."""
+def adaptive_softmax(
+    logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions
+) -> Gradient:
+    """Differentiate w = softmax(beta(H) z), where H is the entropy of p = softmax(z).
+
+    dH/dz_j = -p_j (z_j - sum p z). Returns (dL/dz, None), given the weights w and their gradient g.
+    """
     dy = _through_softmax(weights, gradient)
     of_sink = dy[..., -1:]
-    if options.sinks is not None:  # no temperature divides it
+    if options.sinks is not None:  # the temperature does not apply to the sink
         dy, logits, visible = dy[..., :-1], logits[..., :-1], visible[..., :-1]
     masked = skip_masked(logits, visible)
     plain = torch.softmax(masked, -1)
@@ -69,8 +85,12 @@ def adaptive_softmax(logits: Tensor, visible: Tensor, weights: Tensor, gradient:
     return of_keys if options.sinks is None else torch.cat([of_keys, of_sink], -1), None
 
 
-def sigmoid(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """dL/dz = g w (1 - w), which is dL/dbias of a key too, and times -ln n dL/dpower."""
+def sigmoid(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions) -> Gradient:
+    """Compute dL/dz = g w (1 - w) for weights w and their gradient g.
+
+    Returns dL/dz and dL/dhead_params [heads, 2], None without parameters: the sum of dL/dz over keys and rows is
+    dL/dbias, that of -ln n dL/dz is dL/dpower.
+    """
     d_logits = gradient * weights * (1 - weights)
     if options.head_params is None:
         return d_logits, None
@@ -78,20 +98,31 @@ def sigmoid(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, 
     return d_logits, torch.cat([of_rows, -log_count(visible, logits) * of_rows], -1).sum((0, 2))
 
 
-def relu(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """dL/dz = g n^-power where z > 0; dL/dpower = -ln n sum g w."""
+def relu(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions) -> Gradient:
+    """Compute dL/dz = g n^-power for z > 0 (else 0), and dL/dpower [heads, 1] = -ln n sum g w (None without it).
+
+    z are the logits, w the weights, g their gradient, and n the number of visible keys.
+    """
     d_logits = torch.where(logits > 0, gradient * length_factor(logits, visible, options), 0.0)
     return d_logits, _of_power(logits, visible, weights, gradient, options)
 
 
-def relu2(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Gradient:
-    """dL/dz = 2 g max(0, z) n^-power; dL/dpower as for relu."""
+def relu2(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions) -> Gradient:
+    """Compute dL/dz = 2 g max(0, z) n^-power, and dL/dpower [heads, 1] = -ln n sum g w (None without it).
+
+    z are the logits, w the weights, g their gradient, and n the number of visible keys.
+    """
     d_logits = 2 * gradient * logits.clamp(min=0) * length_factor(logits, visible, options)
     return d_logits, _of_power(logits, visible, weights, gradient, options)
 
 
-def softpick(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, _options: Options) -> Gradient:
-    """dL/dz = e^z / S (g [z > 0] - sgn(z) sum w g) with S = sum |e^z - 1|."""
+def softpick(
+    logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, _options: NormalizerOptions
+) -> Gradient:
+    """Compute dL/dz = e^z / S (g [z > 0] - sgn(z) sum w g) with S = sum |e^z - 1|; return (dL/dz, None).
+
+    z are the logits, w the weights, and g their gradient.
+    """
     shown = skip_masked(logits, visible)
     total = softpick_parts(shown).abs().sum(-1, keepdim=True)
     top = shown.amax(-1, keepdim=True).clamp(min=0)
@@ -100,13 +131,15 @@ def softpick(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor,
     return slope * (torch.where(logits > 0, gradient, 0.0) - logits.sign() * mean), None
 
 
-def _of_power(logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: Options) -> Tensor | None:
+def _of_power(
+    logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions
+) -> Tensor | None:
     if options.head_params is None:
         return None
     return (-log_count(visible, logits) * gradient * weights).sum((0, 2, 3))[:, None]
 
 
-GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Options], Gradient]] = {
+GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, NormalizerOptions], Gradient]] = {
     "softmax": softmax,
     "adaptive_softmax": adaptive_softmax,
     "entmax": entmax,

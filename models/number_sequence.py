@@ -1,31 +1,31 @@
-"""`SharpForNumbers`: the decoder of `SharpForCausalLM` over real numbers instead of tokens."""
+"""`SharpForNumbers`, the decoder of `SharpForCausalLM` over real numbers instead of tokens."""
 
 import torch
 from torch import Tensor, nn
 
+from sharp.core.errors import InputError
 from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError
 
 
 class NumberEmbedding(nn.Module):
-    """A number times one learned vector: the W_enc of the SSA paper's appendix A.1."""
+    """The embedding of a number as its product with one learned vector, W_enc of the SSA paper's appendix A.1."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.direction = nn.Parameter(torch.randn(1, hidden_size) * hidden_size**-0.5)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """[batch, tokens] -> [batch, tokens, hidden_size]."""
+        """Embed float numbers [batch, tokens] as [batch, tokens, hidden_size]."""
         return numbers.unsqueeze(-1) * self.direction
 
 
 class SharpForNumbers(nn.Module):
-    """Reads a sequence of numbers, says `config.vocab_size` numbers at each: a prediction (W_dec), or class logits.
+    """A decoder of numbers with `config.vocab_size` outputs at each position: a prediction (W_dec), or class logits.
 
     Raises:
-        InputError: the configuration ties the embeddings, which have nothing in common here.
+        InputError: the configuration ties input and output embeddings, which differ in kind here.
     """
 
     def __init__(self, config: SharpConfig) -> None:
@@ -37,7 +37,7 @@ class SharpForNumbers(nn.Module):
         self.decoder.set_submodule("embedding", NumberEmbedding(config.hidden_size))
 
     def forward(self, numbers: Tensor, attention: AttentionFunction | None = None) -> Tensor:
-        """[batch, tokens] -> [batch, tokens, vocab_size]; `attention` replaces the eager one."""
+        """Return outputs [batch, tokens, vocab_size] of numbers [batch, tokens], by `attention` or eager attention."""
         positions = torch.arange(numbers.shape[1], device=numbers.device).expand(numbers.shape)
         outputs: Tensor = self.decoder(numbers, positions, attention or EagerAttention(self.config))
         return outputs

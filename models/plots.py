@@ -1,4 +1,4 @@
-"""Pictures of training and evaluation; they need matplotlib, which is optional."""
+"""Pictures of training and evaluation, which need the optional package matplotlib."""
 
 import csv
 from collections import defaultdict
@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from sharp.models.temperature_fit import Points
-from sharp.plugins.ops.schema import ICML2025_COEFFICIENTS
+from sharp.plugins.op.schema import ICML2025_COEFFICIENTS
 
-LINES_INSIDE = 8  # more names would cover the lines
+LINES_INSIDE = 8  # a legend inside the axes with more names would cover the lines
 INSTALL = "install matplotlib for a plot of it: pip install matplotlib"
 
 
 def plot_losses(log: Path, picture: Path) -> str | None:
-    """Draw the losses of a training log; a hint what to install where matplotlib is missing."""
+    """Draw the losses of a training log (loss.csv of `sharp.models.trainer.train`) to the file `picture`.
+
+    Returns:
+        A hint what to install if matplotlib is missing, and then no file is written; otherwise None.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -47,9 +51,13 @@ def plot_scores(
     log_scores: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> str | None:
-    """Draw rows (line, x, score, error), one line each; a hint where matplotlib is missing.
+    """Draw rows (name of the line, x, score, error), at least one, as lines, to the file `picture`.
 
-    Lines in `dashed` have the color of the line before and no error bars. `limits` are those of the scores' axis.
+    Lines in `dashed` have the color of the line before and no error bars. `limits` are the limits of the scores' axis,
+    which `log_scores` makes logarithmic. The axis of x is logarithmic if there are several x, all above 0.
+
+    Returns:
+        A hint what to install if matplotlib is missing, and then no file is written; otherwise None.
     """
     try:
         from matplotlib.figure import Figure
@@ -84,9 +92,13 @@ def plot_scores(
 
 
 def plot_temperature_fit(points: Points, coefficients: Sequence[float], title: str, picture: Path) -> str | None:
-    """Draw how often every inverse temperature is best, and the polynomials, ours and the paper's, over the entropy.
+    """Draw how often every inverse temperature is best, and our and the paper's polynomials, over the entropy.
 
-    Figure 6 of the adaptive-temperature paper with 1 / theta instead of theta. A hint where matplotlib is missing.
+    The picture is Figure 6 of the adaptive-temperature paper with 1 / theta instead of theta. `coefficients` are those
+    of our polynomial, highest power first.
+
+    Returns:
+        A hint what to install if matplotlib is missing, otherwise None.
     """
     try:
         from matplotlib.figure import Figure

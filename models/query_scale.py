@@ -1,8 +1,8 @@
 """The length scales of the query: ssmax, ssmax-bias, sentmax, assmax, asentmax, log-power and llama4.
 
-Scaling q scales its logits, so these schemes need no kernel of their own. Each grows with L = ln(i + 2), i the
-query's 0-based position: ln of the number of visible keys plus one. The plain ln n of the papers is 0 at the first
-token, and 0^gamma is infinite for gamma < 0; ASEntmax's authors' code uses i + 2 too.
+Scaling q scales its logits, so these norms need no kernel of their own. Each scale grows with L = ln(i + 2), where i is
+the query's 0-based position, so L is ln of the number of visible keys plus one. The plain ln n of the papers is 0 at
+the first token, and 0^gamma is infinite for gamma < 0. The code of ASEntmax's authors uses i + 2, too.
 """
 
 import math
@@ -17,11 +17,11 @@ from sharp.models.norms import ScaleKind
 LOG_LENGTH_OFFSET = 2
 DELTA = 1.0
 GAMMA_RANGE = 2.0
-PROJECTION_STD = 0.02  # of the authors' Gemma 2 configuration
+PROJECTION_STD = 0.02  # from the authors' Gemma 2 configuration
 
 
 class QueryScale(nn.Module):
-    """The factor of every query head.
+    """The learned or given factor of every query head, as a function of the length.
 
     | kind | factor | learned |
     | --- | --- | --- |
@@ -32,18 +32,18 @@ class QueryScale(nn.Module):
     | log-power | max(1, L / L_onset)^gamma | nothing: gamma per head is given |
     | llama4 | 1 + beta ln(1 + floor((i + 1) / onset)) (Llama 4's temperature tuning) | nothing: beta per head |
 
-    Of kind token, beta = softplus(w_beta h + c_beta) > 0 and gamma = 2 tanh(w_gamma h + c_gamma), h the attention
-    block's input, delta = 1. With `gamma` it is that number for every head and token, and only beta is learned (the
-    paper's Table 5). `scaled_heads` says of every head whether the scale applies to it (under NAPE to those
-    without position); only those have parameters, in their order, and the others have the factor 1.
+    For kind token, beta = softplus(w_beta h + c_beta) > 0 and gamma = 2 tanh(w_gamma h + c_gamma), where h is the
+    attention block's input and delta = 1. If `gamma` is given, every head and token has this gamma, and only beta is
+    learned (the paper's Table 5). `scaled_heads` says for every head whether the scale applies to it (under NAPE to
+    heads without position). Only these heads have parameters, in their order; the others have the factor 1.
 
-    The last two leave a model as it is up to `onset` tokens, the trained context unless it is set, so they are for
-    models that were trained without: fitted to one (`sharp fit-length-scale`), or by formula. With gamma 1 log-power is
-    Qwen's `use_logn_attn` (with n + 1 for n); Ministral 3 has the scale of Llama 4 in its own code.
+    Kinds log-power and llama4 leave a model unchanged up to `onset` tokens, by default the trained context. So they are
+    for models that were trained without a scale, either fitted (`sharp fit-length-scale`) or by formula. With gamma 1,
+    log-power is Qwen's `use_logn_attn` (with n + 1 for n). Ministral 3 has the scale of Llama 4 in its own code.
 
     Start values are those of the papers and of ASEntmax's code: s is 1 over the mean of L in the trained context (0.168
-    at 1,024 tokens), beta uniform in [0.1, 1] and gamma normal with deviation 0.1, projections normal with deviation
-    0.02 and without bias; gamma 1 of log-power, beta 0.1 of llama4.
+    at 1,024 tokens), beta is uniform in [0.1, 1], gamma is normal with deviation 0.1, and projections are normal with
+    deviation 0.02 and zero bias. Gamma of log-power starts at 1, beta of llama4 at 0.1.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class QueryScale(nn.Module):
         super().__init__()
         self.kind = kind
         self.gamma = gamma
-        self.log_length_offset: int | Tensor = LOG_LENGTH_OFFSET  # a tensor [q_heads] where heads differ
+        self.log_length_offset: int | Tensor = LOG_LENGTH_OFFSET  # a tensor [q_heads] if heads differ
         self.onset = trained_context
         self.scaled_heads = tuple(scaled_heads)
         count = sum(self.scaled_heads)
         if kind == "length":
             self.s = nn.Parameter(torch.full((count,), 1.0 / mean_log_length(trained_context)))
         elif kind == "length-bias":
-            # Starts as plain attention at the end of the trained context.
+            # The scale starts at 1 at the end of the trained context.
             start = 1.0 / math.log(trained_context - 1 + LOG_LENGTH_OFFSET)
             self.s = nn.Parameter(torch.full((count,), start))
             self.b = nn.Parameter(torch.zeros(count))
@@ -82,7 +82,11 @@ class QueryScale(nn.Module):
             self.beta = nn.Parameter(torch.full((count,), 0.1), requires_grad=False)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        """The factors [batch, tokens, q_heads] for hidden [batch, tokens, hidden_size], positions [batch, tokens]."""
+        """Return the factors [batch, tokens, q_heads].
+
+        `hidden` [batch, tokens, hidden_size], the attention block's input, is read by kind token only. `positions`
+        [batch, tokens] are one less than the number of keys that a token sees: 0-based positions in a decoder.
+        """
         offset = self.log_length_offset
         if isinstance(offset, Tensor):
             offset = offset[list(self.scaled_heads)]
@@ -101,7 +105,7 @@ class QueryScale(nn.Module):
             factor = DELTA + beta * log_length ** self._gamma(hidden)
         if all(self.scaled_heads):
             return factor
-        # Each head's factor, in those of the scaled heads with a 1 behind them.
+        # Index of each head's factor among the factors of the scaled heads, which are followed by a 1.
         count = sum(self.scaled_heads)
         indices = [sum(self.scaled_heads[:head]) if scaled else count for head, scaled in enumerate(self.scaled_heads)]
         with_one = torch.cat([factor, torch.ones_like(factor[..., :1])], dim=-1)
@@ -116,7 +120,7 @@ class QueryScale(nn.Module):
 
 
 def mean_log_length(trained_context: int) -> float:
-    """The mean of L over the positions of the trained context."""
+    """Return the mean of L = ln(i + 2) over the positions i of a trained context, a number of tokens."""
     return math.lgamma(trained_context + LOG_LENGTH_OFFSET) / trained_context  # ln (n + 1)! / n
 
 
@@ -128,6 +132,6 @@ def _projection(hidden_size: int, heads: int) -> nn.Linear:
 
 
 def _project(linear: nn.Linear, hidden: Tensor) -> Tensor:
-    """Float32, of hidden states that may be of another dtype than the weights."""
+    """Project hidden states, whose dtype may differ from that of the weights, and return float32."""
     projected: Tensor = linear(hidden.to(linear.weight.dtype))
     return projected.float()

@@ -1,8 +1,8 @@
-"""`python -m sharp.models.results`: write `models/RESULTS.md`, our numbers beside the papers', from saved files only.
+"""`python -m sharp.models.results`, which writes `models/RESULTS.md`, our numbers beside the papers', from saved files.
 
-`models/results/SECTION/LABEL-seedN.csv` is what `sharp.models.evaluate` wrote for the model of seed N; LABEL is its
-norm, and what else sets it apart. `SECTION.md` is our text about it, `published.json` has the papers' numbers and their
-sources.
+`sharp.models.evaluate` wrote `models/results/SECTION/LABEL-seedN.csv` for the model of seed N; LABEL is the model's
+norm and other distinguishing options. `SECTION.md` is our text about the section. `published.json` has the papers'
+numbers and their sources.
 """
 
 import csv
@@ -19,9 +19,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from scipy.stats import ttest_rel
 
+from sharp.core.cli import SharpCommand
+from sharp.core.errors import InputError
 from sharp.models.plots import plot_scores
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import InputError
 
 RESULTS = Path("models/results")
 OUTPUT = Path("models/RESULTS.md")
@@ -30,11 +30,12 @@ FILE_NAME = re.compile(r"(?P<label>.+)-seed(?P<seed>\d+)")
 
 @dataclass(frozen=True)
 class Section:
-    """One table: `name` is its folder, `factor` and `digits` make a saved score what is shown.
+    """A section with one table, whose files are in the folder `name`.
 
-    `labels` come in this order, others after them. Where `rising` names labels, a second table counts the seeds in
-    which every one of them is better than the one before. `paired` names a label and another that is measured on the
-    same models: their difference gets a paired t-test over the seeds. `limits` are those of the picture's scores.
+    A saved score is shown times `factor`, in the format `digits`. Labels in `labels` come first, in this order. If
+    `rising` names labels, a second table counts the seeds in which each label is better than the label before.
+    `paired` names two labels that are measured on the same models; their difference gets a paired t-test over the
+    seeds. `limits` are the limits of the scores in the picture.
     """
 
     name: str
@@ -123,7 +124,10 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """The files of one label: a score for every seed and x, and how many samples each is the mean of."""
+    """The files of one label: `scores[seed][x]`, and the numbers of samples that scores are means of.
+
+    x is the value of the field that was varied, or else the length.
+    """
 
     label: str
     scores: dict[int, dict[float, float]]
@@ -131,21 +135,24 @@ class Measured:
 
     @property
     def xs(self) -> list[float]:
-        """Every length, or value of what was varied, that some seed has a score at."""
+        """Every length, or value of the varied field, at which some seed has a score."""
         return sorted({x for row in self.scores.values() for x in row})
 
     def by_seed(self, x: float) -> dict[int, float]:
-        """The score at `x` of every seed that has one."""
+        """Return the score at `x` of every seed that has one."""
         return {seed: row[x] for seed, row in self.scores.items() if x in row}
 
     def at(self, x: float) -> list[float]:
-        """The scores at `x`."""
+        """Return the scores at `x` of all seeds."""
         return list(self.by_seed(x).values())
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of a paper's table; `scheme` is the label that it belongs beside."""
+    """A row of a paper's table; `scheme` is the label beside which the row is shown, `paper` the key of its paper.
+
+    `scores` are by x, in the unit in which the section shows them.
+    """
 
     section: str
     scheme: str
@@ -157,7 +164,7 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishedTest:
-    """The p of a paper's paired t-test, by x."""
+    """The p values of a paper's paired t-tests, by x."""
 
     section: str
     paper: str
@@ -166,10 +173,12 @@ class PublishedTest:
 
 
 def read_measured(folder: Path, factor: float) -> list[Measured]:
-    """Everything in a section's folder, by label.
+    """Read all .csv files in a section's folder, one `Measured` per label; scores are multiplied with `factor`.
+
+    The list is empty if the folder does not exist.
 
     Raises:
-        InputError: a file's name does not say label and seed, or it is no file of `sharp.models.evaluate`.
+        InputError: the name of a file has no label and seed, or the file is not from `sharp.models.evaluate`.
     """
     rows: dict[str, dict[int, dict[float, float]]] = {}
     samples: dict[str, set[int]] = {}
@@ -185,14 +194,19 @@ def read_measured(folder: Path, factor: float) -> list[Measured]:
                     rows.setdefault(label, {}).setdefault(seed, {})[x] = factor * float(row["score"])
                     samples.setdefault(label, set()).add(int(row["samples"]))
                 except (KeyError, TypeError, ValueError) as error:
-                    raise InputError(f"{path} is not a file of python -m sharp.models.evaluate") from error
+                    raise InputError(
+                        f"{path} is not a file of python -m sharp.models.evaluate; remove it, or write it again"
+                    ) from error
     return [
         Measured(label, dict(sorted(scores.items())), tuple(sorted(samples[label]))) for label, scores in rows.items()
     ]
 
 
 def read_published(path: Path) -> tuple[dict[str, dict[str, str]], list[Published], list[PublishedTest]]:
-    """The papers by their keys, the rows of their tables, and their tests."""
+    """Read published.json: the papers by their keys, the rows of their tables, and their tests.
+
+    The file is ours and not checked: a damaged file raises KeyError, TypeError or ValueError.
+    """
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     rows = [
         Published(**{**row, "scores": {float(x): score for x, score in row["scores"].items()}})
@@ -207,9 +221,9 @@ def read_published(path: Path) -> tuple[dict[str, dict[str, str]], list[Publishe
 def make_table(
     section: Section, measured: list[Measured], published: list[Published], papers: dict[str, dict[str, str]]
 ) -> list[list[str]]:
-    """The cells of a section's table, its head first: every label of ours, then the papers' rows that belong to it."""
-    xs = sorted({x for one in measured for x in one.xs} | {x for row in published for x in row.scores})
-    ours = {one.label: one for one in measured}
+    """Return the cells of a section's table, head first: each label of ours, followed by the papers' rows beside it."""
+    xs = sorted({x for series in measured for x in series.xs} | {x for row in published for x in row.scores})
+    ours = {series.label: series for series in measured}
     schemes = dict.fromkeys((*section.labels, *ours, *(row.scheme for row in published)))
     table = [[section.x_name, "", *(f"{x:,g}" for x in xs)]]
     for scheme in schemes:
@@ -225,7 +239,10 @@ def make_table(
 
 
 def cell(one: Measured, x: float, digits: str) -> str:
-    """Mean ± standard deviation over the seeds; how many they are where some lack this x."""
+    """Format mean ± standard deviation over the seeds, with the number of seeds if some lack a score at `x`.
+
+    `digits` is a format such as ".1f". Without a score the cell is empty, with one score it has no deviation.
+    """
     scores = one.at(x)
     if not scores:
         return ""
@@ -234,8 +251,11 @@ def cell(one: Measured, x: float, digits: str) -> str:
 
 
 def count_rises(section: Section, measured: list[Measured]) -> list[list[str]]:
-    """In how many seeds each of `section.rising` is better than the one before, at every x; empty if none is there."""
-    ours = {one.label: one for one in measured}
+    """Return a table of the number of seeds in which each label of `section.rising` is better than the one before.
+
+    The table has a column for every x and is empty if no two successive labels are there.
+    """
+    ours = {series.label: series for series in measured}
     pairs = [(low, high) for low, high in pairwise(section.rising) if low in ours and high in ours]
     xs = sorted({x for low, _ in pairs for x in ours[low].xs})
     table = [["", *(f"{x:,g}" for x in xs)]] if pairs else []
@@ -253,11 +273,12 @@ def count_rises(section: Section, measured: list[Measured]) -> list[list[str]]:
 def paired_test(
     section: Section, measured: list[Measured], published: list[PublishedTest], papers: dict[str, dict[str, str]]
 ) -> list[list[str]]:
-    """`section.paired` over the seeds that have both, at every x, with the papers' p below; empty if none is there.
+    """Return a table of the paired t-test of `section.paired` at every x, with the papers' p values below.
 
-    t and p are empty where there are fewer than two seeds or all differences are equal.
+    The test is over the seeds that both labels have. The table is empty if a label is missing; t and p are empty if
+    there are fewer than two seeds or if all differences are equal.
     """
-    ours = {one.label: one for one in measured}
+    ours = {series.label: series for series in measured}
     if section.paired is None or not set(section.paired) <= ours.keys():
         return []
     before, after = (ours[label] for label in section.paired)
@@ -265,7 +286,7 @@ def paired_test(
     seeds, differences, statistics, chances = [], [], [], []
     for x in xs:
         both = sorted(before.by_seed(x).keys() & after.by_seed(x).keys())
-        first, second = ([one.by_seed(x)[seed] for seed in both] for one in (before, after))
+        first, second = ([series.by_seed(x)[seed] for seed in both] for series in (before, after))
         moved = [high - low for low, high in zip(first, second, strict=True)]
         seeds.append(str(len(both)))
         differences.append(f"{mean(moved):+.2f}" if moved else "")
@@ -286,16 +307,16 @@ def paired_test(
 
 
 def markdown_table(cells: list[list[str]]) -> str:
-    """Rows of cells as Markdown, the first as head."""
+    """Return rows of cells as a Markdown table, the first row as head."""
     head, *body = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([head, "|" + " --- |" * len(cells[0]), *body])
 
 
 def render(folder: Path) -> str:
-    """The whole of RESULTS.md from what is in `folder`.
+    """Return the text of RESULTS.md from the files in `folder`; nothing is written.
 
     Raises:
-        InputError: a file is named or made wrongly.
+        InputError: a file has a wrong name or content.
     """
     papers, published, tests = read_published(folder / "published.json")
     sections = []
@@ -310,7 +331,7 @@ def render(folder: Path) -> str:
                 "table": make_table(section, measured, rows, papers),
                 "rises": count_rises(section, measured),
                 "paired": paired_test(section, measured, [t for t in tests if t.section == section.name], papers),
-                "samples": sorted({count for one in measured for count in one.samples}),
+                "samples": sorted({count for series in measured for count in series.samples}),
                 "text": text.read_text(encoding="utf-8").strip() if text.is_file() else "",
                 "papers": [papers[key] for key in dict.fromkeys(row.paper for row in rows)],
             }
@@ -328,15 +349,22 @@ def render(folder: Path) -> str:
 
 
 def plot(folder: Path) -> list[str]:
-    """Draw a picture of every section that has files, ours with the first row of a paper beside each; hints, if any."""
+    """Draw SECTION.png in `folder` for every section that has files, each label with its first row of a paper.
+
+    Returns:
+        Hints what to install if matplotlib is missing, one for every picture that was left out.
+    """
     papers, published, _ = read_published(folder / "published.json")
     hints = []
     for section in SECTIONS:
         measured = read_measured(folder / section.name, section.factor)
         points, dashed = [], set()
-        for one in measured:
-            points += [(one.label, x, mean(one.at(x)), stdev(one.at(x)) if len(one.at(x)) > 1 else 0.0) for x in one.xs]
-            beside = [row for row in published if (row.section, row.scheme) == (section.name, one.label)][:1]
+        for series in measured:
+            points += [
+                (series.label, x, mean(series.at(x)), stdev(series.at(x)) if len(series.at(x)) > 1 else 0.0)
+                for x in series.xs
+            ]
+            beside = [row for row in published if (row.section, row.scheme) == (section.name, series.label)][:1]
             for row in beside:
                 name = f"{row.name}, {papers[row.paper]['short']}"
                 dashed.add(name)

@@ -1,27 +1,28 @@
-"""How many tensors a safetensors file has, before anything makes an object of each."""
+"""The check of a safetensors file's number of tensors, before anything makes an object for each tensor."""
 
 import struct
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 
-MOST_BYTES = 2**23  # of a header; a tensor takes one to two hundred
-MOST_TENSORS = 20_000  # the largest files have some thousand
+MOST_BYTES = 2**23  # of a header; a tensor's entry takes one to two hundred bytes
+MOST_TENSORS = 20_000  # the largest known files have some thousand
 
 
 def check_header(path: Path) -> int:
-    """The number of tensors of a file; 400,000 empty ones took a minute and 1 GB to read.
+    """Check and return the number of tensors of a file, because reading 400,000 empty tensors took a minute and 1 GB.
 
     Raises:
-        InputError: there are more than `MOST_TENSORS`, or it is no safetensors file.
+        InputError: there are more than `MOST_TENSORS` (20,000) or a header of more than 8 MiB, or the file is missing
+            or no safetensors file.
     """
     try:
         with path.open("rb") as file:
             start = file.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if MOST_BYTES < size <= path.stat().st_size:  # beyond the file's end it is damaged: `safe_open` says so
+        if MOST_BYTES < size <= path.stat().st_size:  # `safe_open` refuses a header longer than the file
             raise InputError(
                 f"{path} has a header of {size} bytes; the limit is {MOST_BYTES}, save it in several files"
             )

@@ -1,4 +1,4 @@
-"""What `sharp fit-temperature` fits to: samples of a task, or windows of a text, and what a model makes of them."""
+"""The data of `sharp fit-temperature`, samples of a task or windows of a text, and a temperature's effect on them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from sharp.core.errors import InputError
 from sharp.models.attention import EagerAttention
 from sharp.models.bits_per_byte import check_reads_bytes, read_text
 from sharp.models.causal_lm import SharpForCausalLM
@@ -24,7 +25,7 @@ from sharp.models.evaluation import (
     with_adaptive_temperature,
 )
 from sharp.models.max_retrieval import MaxRetrieval
-from sharp.models.objective import IGNORED, Batch, loss
+from sharp.models.objective import IGNORED, TrainingBatch, loss
 from sharp.models.tasks.scoring import check_memory
 from sharp.models.tasks.task import Sampler
 from sharp.models.temperature_fit import (
@@ -35,7 +36,6 @@ from sharp.models.temperature_fit import (
     max_retrieval_points,
 )
 from sharp.models.temperature_preset import AdaptiveTemperature
-from sharp.plugins.errors import InputError
 
 TOKENS_PER_BATCH = 2**17
 TEXT_WINDOW = 512
@@ -44,25 +44,30 @@ SETS, SEQUENCES = 1000, 8
 
 @dataclass(frozen=True)
 class Data:
-    """Batches that a model is fitted to: `sample(samples, seed)` gives so many samples of every length.
+    """The source of batches for a fit.
 
-    `batches(samples)` says how many batches these are, `description` what they are, `usual_samples` how many suffice.
+    `sample(samples, seed)` yields batches with `samples` samples of every length, `batches(samples)` is their number.
+    `usual_samples` is the default number of samples.
     """
 
     description: str
     usual_samples: int
-    sample: Callable[[int, int], Iterator[Batch]]
+    sample: Callable[[int, int], Iterator[TrainingBatch]]
     batches: Callable[[int], int]
 
 
 def find_data(
     stored: Checkpoint, lengths: str | None, parameters: tuple[str, ...], text_file: Path | None
 ) -> tuple[MaxRetrieval | SharpForCausalLM, Data]:
-    """The model of a checkpoint and what it can be fitted to: its task, or a text.
+    """Return the model of a checkpoint, and the data for its fit: samples of its task, or a text.
+
+    `lengths` are lengths as "16,32" (None: the defaults), `parameters` are parameters of the task as FIELD=VALUE. A
+    text is used if `text_file` is given, or if the checkpoint names no task or the task text.
 
     Raises:
-        InputError: no best temperature is defined for such a model, it was not trained with softmax, or an option is
-            not for it.
+        NotFoundError: the text does not exist.
+        InputError: no best temperature is defined for this kind of model, the model was not trained with softmax, or an
+            option does not apply.
     """
     model = stored.model
     if not isinstance(model, MaxRetrieval | SharpForCausalLM):
@@ -72,7 +77,8 @@ def find_data(
         )
     if model.config.norm not in ("softmax", "adaptive-temperature"):
         raise InputError(
-            f"adaptive temperature is for models that were trained with softmax; this one has norm {model.config.norm}"
+            "adaptive temperature is for models that were trained with softmax; this one has norm "
+            f"{model.config.norm}; give one of softmax"
         )
     if isinstance(model, MaxRetrieval):
         if text_file is not None:
@@ -86,7 +92,11 @@ def find_data(
 
 
 def sets_of(stored: Checkpoint, lengths: str | None, parameters: tuple[str, ...]) -> Data:
-    """Sets of items, of all lengths that the paper evaluates unless others are given."""
+    """Return sets of items as data; the default lengths are those that the paper evaluates.
+
+    Raises:
+        InputError: a length or a parameter (FIELD=VALUE) cannot be used, or the model has another number of classes.
+    """
     task = find_task("max-retrieval", stored)
     sampler = sampler_of(task, stored, parameters)
     check_outputs(stored.model, sampler)
@@ -100,7 +110,14 @@ def sets_of(stored: Checkpoint, lengths: str | None, parameters: tuple[str, ...]
 
 
 def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | None, parameters: tuple[str, ...]) -> Data:
-    """Sequences of the task that a language model was trained on, of its first two evaluation lengths by default."""
+    """Return sequences of a language model's own task as data; default are the task's first two evaluation lengths.
+
+    Every batch is one sequence.
+
+    Raises:
+        InputError: the task is unknown or of another kind of model, a length or a parameter (FIELD=VALUE) cannot be
+            used, or attention over a sequence does not fit into memory.
+    """
     task = find_task(None, stored)
     sampler = sampler_of(task, stored, parameters)
     check_outputs(model, sampler)
@@ -108,30 +125,40 @@ def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | Non
     for length in sizes:
         check_recorded(model.config, sampler.tokens(length))
 
-    def one_by_one(samples: int, seed: int) -> Iterator[Batch]:
+    def one_by_one(samples: int, seed: int) -> Iterator[TrainingBatch]:
         for batch in sample(sampler, sizes, samples, seed):
             for inputs, targets in zip(batch.inputs[0].split(1), batch.targets.split(1), strict=True):
-                yield Batch((inputs,), targets)
+                yield TrainingBatch((inputs,), targets)
 
     description = f"{sampler}, lengths {', '.join(map(str, sizes))}"
     return Data(description, SEQUENCES, one_by_one, lambda samples: samples * len(sizes))
 
 
 def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | None) -> Data:
-    """Windows at random positions of a text, by default of 512 bytes of the demo's held-out text."""
+    """Return windows at random positions of a text as data; default are 512 bytes of the demo's held-out text.
+
+    Every batch is one window: inputs and next tokens int64 [1, length].
+
+    Raises:
+        NotFoundError: the text does not exist, or the demo's text is neither installed nor can be downloaded.
+        InputError: the text is empty or shorter than a window, or attention over a window does not fit into memory.
+    """
     sizes = (TEXT_WINDOW,) if lengths is None else parse_lengths(lengths)
     tokens = read_text(text_file)
     for length in sizes:
         check_recorded(model.config, length)
         if not 1 <= length < len(tokens):
-            raise InputError(f"windows of {length} cannot be cut from a text of {len(tokens)} tokens")
+            raise InputError(
+                f"windows of {length} cannot be cut from a text of {len(tokens)} tokens; give a longer text, or "
+                "smaller --lengths"
+            )
 
-    def windows(samples: int, seed: int) -> Iterator[Batch]:
+    def windows(samples: int, seed: int) -> Iterator[TrainingBatch]:
         generator = torch.Generator().manual_seed(seed)
         for length in sizes:
             for start in torch.randint(len(tokens) - length, (samples,), generator=generator).tolist():
                 window: Tensor = tokens[start : start + length + 1].long()[None]
-                yield Batch((window[:, :-1],), window[:, 1:])
+                yield TrainingBatch((window[:, :-1],), window[:, 1:])
 
     name = text_file.name if text_file else "the held-out handbook"
     description = f"{name}, windows of {', '.join(map(str, sizes))}"
@@ -139,7 +166,11 @@ def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | N
 
 
 def find_points(model: MaxRetrieval | LanguageModel, data: Data, samples: int, seed: int, threshold: float) -> Points:
-    """The points that the model's polynomial is fitted to, with a progress bar."""
+    """Compute the points that the model's polynomial is fitted to, with a progress bar on stderr.
+
+    `threshold` is the entropy in nats that a head of a language model must exceed to give a point; it does not matter
+    for sets.
+    """
     runs = 1 if isinstance(model, MaxRetrieval) else len(TEMPERATURES)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("fitting", total=runs * data.batches(samples))
@@ -151,7 +182,10 @@ def find_points(model: MaxRetrieval | LanguageModel, data: Data, samples: int, s
 
 @dataclass(frozen=True)
 class Effect:
-    """What a temperature does to a model: the share of targets that it says, and their cross entropy in nats."""
+    """The effect of a temperature: the share of targets (0 to 1) that the model predicts, and their mean cross entropy.
+
+    The cross entropy is in nats per target.
+    """
 
     accuracy: float
     cross_entropy: float
@@ -159,9 +193,9 @@ class Effect:
 
 @torch.no_grad()
 def measure_effect(
-    model: MaxRetrieval | LanguageModel, batches: Iterator[Batch], temperature: AdaptiveTemperature | None
+    model: MaxRetrieval | LanguageModel, batches: Iterator[TrainingBatch], temperature: AdaptiveTemperature | None
 ) -> Effect:
-    """The means over all targets, right or wrong, with an adaptive temperature or, for None, with softmax."""
+    """Measure means over all targets, at least one, with an adaptive temperature; None measures plain softmax."""
     chosen = temperature or AdaptiveTemperature((1.0,))
     outputs_of = set_outputs(model, chosen) if isinstance(model, MaxRetrieval) else partial(under, model, chosen)
     right, total, targets = 0, 0.0, 0
@@ -174,14 +208,17 @@ def measure_effect(
     return Effect(right / targets, total / targets)
 
 
-def set_outputs(model: MaxRetrieval, temperature: AdaptiveTemperature) -> Callable[[Batch], Tensor]:
-    """What gives the logits of a batch of sets with an adaptive temperature."""
+def set_outputs(model: MaxRetrieval, temperature: AdaptiveTemperature) -> Callable[[TrainingBatch], Tensor]:
+    """Return a function that computes the class logits [sets, classes] of a batch of sets with an adaptive temperature.
+
+    The function uses a copy of the model in evaluation mode.
+    """
     adapted = with_adaptive_temperature(model, temperature).eval()
     return lambda batch: adapted(*batch.inputs)
 
 
-def under(model: LanguageModel, temperature: AdaptiveTemperature, batch: Batch) -> Tensor:
-    """Logits of a batch of texts with an adaptive temperature."""
+def under(model: LanguageModel, temperature: AdaptiveTemperature, batch: TrainingBatch) -> Tensor:
+    """Compute the logits [sequences, tokens, vocab] of a batch of texts with an adaptive temperature."""
     config = replace(
         model.config,
         norm="adaptive-temperature",
@@ -192,14 +229,14 @@ def under(model: LanguageModel, temperature: AdaptiveTemperature, batch: Batch) 
     return model(tokens, attention=EagerAttention(config))
 
 
-def sample(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[Batch]:
-    """`samples` samples of every length, in batches that fit into memory.
+def sample(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) -> Iterator[TrainingBatch]:
+    """Yield `samples` samples of every length, in batches that fit into memory.
 
     Raises:
         InputError: there are no samples of a length.
     """
     for length in lengths:
-        sampler.tokens(length)  # a wrong one is refused before the first is made
+        sampler.tokens(length)  # refuses wrong lengths before the first sample is made
     for length in lengths:
         generator = torch.Generator().manual_seed(seed)
         most = at_once(sampler.tokens(length))
@@ -208,14 +245,14 @@ def sample(sampler: Sampler, lengths: tuple[int, ...], samples: int, seed: int) 
 
 
 def at_once(tokens: int) -> int:
-    """How many samples of so many tokens make a batch."""
+    """Return the number of samples of `tokens` tokens in a batch."""
     return max(1, TOKENS_PER_BATCH // tokens)
 
 
 def check_recorded(config: SharpConfig, tokens: int) -> None:
-    """Check that the attention weights of a layer fit into memory.
+    """Check that the attention weights of a layer over a sequence of `tokens` tokens fit into the CPU's memory.
 
     Raises:
-        InputError: they do not.
+        InputError: the weights do not fit.
     """
     check_memory(config.q_heads * tokens * tokens, tokens, torch.device("cpu"))

@@ -1,15 +1,15 @@
-"""The polynomial of the adaptive temperature, fitted to a model: "softmax is not enough" (ICML 2025), appendix F.
+"""The fit of the adaptive temperature's polynomial to a model: "softmax is not enough" (ICML 2025), appendix F.
 
 A point is the entropy H of a row of attention at temperature 1, and 1 / theta for the theta of a grid under which the
-sample's target is most probable. A sample whose target is the maximum already has no best temperature but 0 and is
-left out, and so is theta = 0 itself, where any other target has probability 0.
+sample's target is most probable. A sample whose target is already the maximum is left out, because its best temperature
+is 0. Theta = 0 is not in the grid, because there any other target has probability 0.
 
-What the paper defines is the set model of its appendix A: one head, whose target is an item. The item must not have
-the largest logit already, and its probability is its attention weight. For a language model the paper defines the
-entropies ("record attentional logits at every Transformer layer") but calls it an open question which theta is best
-(section 4.2). Ours is one theta for all heads: the target is the token that comes next, its probability is the
-model's, and the position is left out where that token is the likeliest already. Every head of every layer gives a
-point with this theta, unless its entropy is not above the threshold, as the polynomial is not used there.
+The paper defines the fit for the set model of its appendix A, which has one head and an item as target. The item must
+not have the largest logit already, and its probability is its attention weight. For a language model the paper defines
+the entropies ("record attentional logits at every Transformer layer") but leaves open which theta is best (section
+4.2). We choose one theta for all heads. The target is the next token, its probability is the model's, and positions at
+which the next token is already the likeliest are left out. Every head of every layer gives a point with this theta if
+its entropy is above the threshold, because the polynomial is not used below.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,36 +21,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sharp.core.errors import InputError
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, EagerAttention, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval
-from sharp.models.objective import IGNORED, Batch
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.models.objective import IGNORED, TrainingBatch
+from sharp.plugins.op.torch_normalizers import entropy
 
 
 class LanguageModel(Protocol):
-    """What a polynomial is fitted to beside set models: logits of next tokens under any attention."""
+    """A model that predicts next tokens under any attention, to which a polynomial can be fitted."""
 
     @property
     def config(self) -> SharpConfig:
-        """Its shape."""
+        """The configuration of the model."""
 
     def __call__(self, input_ids: Tensor, *, attention: AttentionFunction) -> Tensor:
-        """Tokens int64 [batch, tokens] -> logits [batch, tokens, vocab]."""
+        """Compute logits [batch, tokens, vocab] of token ids int64 [batch, tokens]."""
 
 
 class EntropyRecorder:
-    """Softmax attention that keeps the entropy of every row: `entropies` [batch, q_heads, tokens] of each layer."""
+    """Softmax attention that keeps the entropy of every row.
+
+    `entropies` is a list of Tensor [batch, q_heads, tokens], to which every call (of a layer, in order) appends one.
+    """
 
     def __init__(self, config: SharpConfig) -> None:
         self._eager = EagerAttention(replace(config, norm="softmax"), record=True)
         self.entropies: list[Tensor] = []
 
     def __call__(self, *arguments: Any, **options: Any) -> Tensor:
-        """See `EagerAttention`."""
+        """Compute softmax attention like `EagerAttention`, and keep the entropies of this layer."""
         output = self._eager(*arguments, **options)
-        self.entropies.append(entropy(self._eager.weights.pop()))  # of one layer at a time: weights are large
+        self.entropies.append(
+            entropy(self._eager.weights.pop())
+        )  # weights are large, so those of each layer are dropped at once
         return output
 
 
@@ -60,7 +65,10 @@ DEGREE = 4
 
 @dataclass(frozen=True)
 class Points:
-    """Entropies in nats and inverse temperatures, float64 [points]; they come from `samples` of `generated` samples."""
+    """Entropies in nats and inverse temperatures, float64 [points], from `samples` of `generated` samples.
+
+    A sample is a set or a position of a text; those whose target is the maximum already give no points.
+    """
 
     entropy: NDArray[np.float64]
     inverse_temperature: NDArray[np.float64]
@@ -69,7 +77,7 @@ class Points:
 
 
 def fit_polynomial(points: Points) -> tuple[float, ...]:
-    """The least-squares coefficients of degree 4, highest power first, by `numpy.polyfit`.
+    """Fit a polynomial of degree 4 by least squares and return its coefficients, highest power first.
 
     Raises:
         InputError: too few points have different entropies.
@@ -77,15 +85,16 @@ def fit_polynomial(points: Points) -> tuple[float, ...]:
     distinct = len(np.unique(points.entropy))
     if distinct <= DEGREE:
         raise InputError(
-            f"only {points.samples} of {points.generated} samples have a target that is not the maximum already, with "
-            f"{distinct} different entropies; a polynomial of degree {DEGREE} needs more: raise --samples or --lengths"
+            f"only {points.samples} of {points.generated} samples have a target that is not already the largest logit, "
+            f"with {distinct} different entropies; a polynomial of degree {DEGREE} needs more: raise --samples or "
+            "--lengths"
         )
     coefficients = np.polyfit(points.entropy, points.inverse_temperature, DEGREE)
     return tuple(coefficients.tolist())
 
 
 def best_inverse_temperature(logits: Tensor, target: Tensor) -> Tensor:
-    """1 / theta of the theta in the grid that gives the target the largest weight, float32 [rows].
+    """Return 1 / theta for the theta of the grid that gives the target the largest weight, float32 [rows].
 
     Args:
         logits: float [rows, items].
@@ -97,19 +106,19 @@ def best_inverse_temperature(logits: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch], advance: Callable[[], None]) -> Points:
-    """The points of sets of items, as appendix F has them.
+def max_retrieval_points(model: MaxRetrieval, batches: Iterable[TrainingBatch], advance: Callable[[], None]) -> Points:
+    """Compute the points of sets of items, as in appendix F.
 
     Args:
-        model: its norm is softmax or adaptive-temperature.
-        batches: those of `LargestItem`.
+        model: a model whose norm is softmax or adaptive-temperature.
+        batches: batches of `LargestItem`.
         advance: shows progress; called after every batch.
     """
     entropies, inverses, generated = [], [], 0
     for batch in batches:
         items, query = batch.inputs
         logits, _ = model.attention_logits(items, query)  # [sets, items]
-        target = items[:, :, 0].argmax(1)  # of the largest priority
+        target = items[:, :, 0].argmax(1)  # the item of the largest priority
         wrong = logits.gather(1, target[:, None]).squeeze(1) < logits.amax(1)
         generated += len(wrong)
         logits, target = logits[wrong], target[wrong]
@@ -121,14 +130,15 @@ def max_retrieval_points(model: MaxRetrieval, batches: Iterable[Batch], advance:
 
 @torch.no_grad()
 def language_points(
-    model: LanguageModel, batches: Iterable[Batch], threshold: float, advance: Callable[[], None]
+    model: LanguageModel, batches: Iterable[TrainingBatch], threshold: float, advance: Callable[[], None]
 ) -> Points:
-    """The points of texts, by our definition.
+    """Compute the points of texts, by our definition of the best theta.
 
     Args:
-        model: its norm is softmax or adaptive-temperature; positions are of any kind.
-        batches: inputs and targets int64 [sequences, tokens]; `IGNORED` targets are left out.
-        threshold: nats of entropy that a head must exceed to give a point.
+        model: a model whose norm is softmax or adaptive-temperature, with any kind of positions.
+        batches: batches whose only input and whose targets are int64 [sequences, tokens]; `IGNORED` (-100) targets are
+            left out.
+        threshold: the entropy in nats that a head must exceed to give a point.
         advance: shows progress; called for every batch and theta.
     """
     entropies, inverses, samples, generated = [], [], 0, 0
@@ -140,7 +150,7 @@ def language_points(
         target = batch.targets[asked]
         generated += len(target)
         wrong = plain.gather(1, target[:, None]).squeeze(1) < plain.amax(1)
-        # every layer's [sequences, q_heads, tokens] -> [positions, layers * q_heads]
+        # Entropies of every layer [sequences, q_heads, tokens] -> [positions, layers * q_heads].
         heads = torch.cat(attention.entropies, 1).transpose(1, 2)[asked][wrong]
         found = []
         for theta in TEMPERATURES:
@@ -156,7 +166,10 @@ def language_points(
 
 
 def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
-    """Softmax attention whose logits, position bias included, are divided by `theta` in every head."""
+    """Return softmax attention, of the shapes of `config`, whose logits are divided by `theta` in every head.
+
+    The position bias is divided, too.
+    """
     eager = EagerAttention(replace(config, norm="softmax"))
 
     def attention(

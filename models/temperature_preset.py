@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeFloat, PositiveInt, ValidationError
 
-from sharp.plugins.errors import InputError, NotFoundError
-from sharp.plugins.ops.schema import DEFAULT_ENTROPY_THRESHOLD, TEMPERATURE_PRESETS
+from sharp.core.errors import InputError, NotFoundError
+from sharp.plugins.op.schema import DEFAULT_ENTROPY_THRESHOLD, TEMPERATURE_PRESETS
 
 
 @dataclass(frozen=True)
 class AdaptiveTemperature:
-    """Inverse temperature max(poly(H), 1) above `entropy_threshold` nats; coefficients have the highest power first."""
+    """An inverse temperature, max(poly(H), 1) above `entropy_threshold` nats; the highest power comes first."""
 
     coefficients: tuple[float, ...]
     entropy_threshold: float = DEFAULT_ENTROPY_THRESHOLD
@@ -38,16 +38,16 @@ class TemperaturePreset(BaseModel):
     samples: PositiveInt
 
     def write(self, path: Path) -> None:
-        """Write the preset as JSON."""
+        """Write the preset as JSON to `path`, whose folder is made if it does not exist."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def read_temperature(preset: str) -> AdaptiveTemperature:
-    """The adaptive temperature called `preset`: a name of `TEMPERATURE_PRESETS`, or the path of a preset file.
+    """Read the adaptive temperature called `preset`: a name of `TEMPERATURE_PRESETS`, or the path of a preset file.
 
     Raises:
-        NotFoundError: there is neither such a name nor such a file.
+        NotFoundError: `preset` is neither a known name nor an existing file.
         InputError: the file is not a preset.
     """
     if preset in TEMPERATURE_PRESETS:

@@ -1,4 +1,4 @@
-"""The text that the byte-level demo model learns: a book and a dictionary that Debian ships as packages.
+"""The training text of the byte-level demo model: a book and a dictionary that Debian ships as packages.
 
 - debian-handbook: "The Debian Administrator's Handbook" by Raphaël Hertzog and Roland Mas, GPL-2+ or CC-BY-SA-3.0.
 - wordnet-base: the glosses of WordNet, Princeton University, WordNet licence.
@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sharp.core.errors import NotFoundError
 from sharp.models.byte_tokenizer import END_OF_TEXT_ID
-from sharp.plugins.errors import NotFoundError
 
 CORPUS_FOLDER = Path("build/corpus")
 HANDBOOK = Path("usr/share/doc/debian-handbook/html/en-US")
 WORDNET = Path("usr/share/wordnet")
 GLOSSES_PER_DOCUMENT = 20
-VALIDATION_EVERY = 20  # one document of so many is held out
+VALIDATION_EVERY = 20  # one document in this many is held out
 
 SKIPPED_CLASSES = {"docnav", "toc", "footnotes", "index", "keywordset", "legalnotice"}
 SKIPPED_IDS = {"banner", "title"}
@@ -50,26 +50,26 @@ VOID = {"br", "hr", "img", "input", "link", "meta", "area", "base", "col", "wbr"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of one kind as tokens, and the share of training that samples them."""
+    """Documents of one kind as tokens, and their share of the training windows."""
 
     name: str
     share: float
-    train: Tensor  # int16 [tokens], the documents one after another, each ended by <|endoftext|>
-    validation: Tensor  # the same, of documents that are not in `train`
+    train: Tensor  # int16 [tokens], the documents in sequence, each ended by <|endoftext|>
+    validation: Tensor  # int16 [tokens], documents that are not in `train`
 
 
 class PageText(HTMLParser):
-    """The running text of one page of the handbook, without navigation; `<pre>` keeps its line breaks."""
+    """A parser for the running text of one page of the handbook, without navigation; `<pre>` keeps its line breaks."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
         self.open: list[str] = []
-        self.skip_from: int | None = None  # depth of the element that is left out, with all inside it
+        self.skip_from: int | None = None  # depth of the element that is skipped with its content
         self.pre_from: int | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Open an element: a block starts a line, navigation is skipped."""
+        """Open an element: a block starts a line, and navigation is skipped."""
         if tag in BLOCKS:
             self.parts.append("\n")
         if tag == "li":
@@ -86,7 +86,7 @@ class PageText(HTMLParser):
             self.pre_from = len(self.open)
 
     def handle_endtag(self, tag: str) -> None:
-        """Close an element; what it left open inside is closed too."""
+        """Close an element, and all elements that were left open inside it."""
         if tag in VOID or tag not in self.open:
             return
         while self.open.pop() != tag:
@@ -102,12 +102,12 @@ class PageText(HTMLParser):
     def handle_data(self, data: str) -> None:
         """Keep text outside skipped elements."""
         if self.skip_from is None:
-            # \v stands for a line break of <pre> until the page's own line breaks are folded.
+            # \v represents a line break of <pre> until the page's own line breaks are folded.
             self.parts.append(data.replace("\n", "\v") if self.pre_from is not None else re.sub(r"\s+", " ", data))
 
 
 def page_text(html: str) -> str:
-    """Clean text of one page of HTML, one paragraph per line."""
+    """Return the running text of one page of HTML, one paragraph per line; `<pre>` keeps its own lines."""
     parser = PageText()
     parser.feed(html)
     parser.close()
@@ -118,7 +118,7 @@ def page_text(html: str) -> str:
 
 
 def handbook_documents(folder: Path) -> Iterator[str]:
-    """The pages of the book in the order of their file names, without the indexes."""
+    """Yield the text of the book's pages in `folder` by file name, without indexes and pages under 201 characters."""
     for path in sorted(folder.glob("*.html")):
         if path.stem not in ("index", "ix01"):
             text = page_text(path.read_text(encoding="utf-8"))
@@ -127,7 +127,10 @@ def handbook_documents(folder: Path) -> Iterator[str]:
 
 
 def wordnet_documents(folder: Path) -> Iterator[str]:
-    """Dictionary pages of neighbouring entries, `word, synonym (noun): gloss` a line."""
+    """Yield dictionary pages of 20 neighbouring entries, one line `word, synonym (noun): gloss` per entry.
+
+    `folder` holds WordNet's files data.noun, data.verb, data.adj and data.adv.
+    """
     for part, suffix in (("noun", "noun"), ("verb", "verb"), ("adjective", "adj"), ("adverb", "adv")):
         entries = []
         for line in (folder / f"data.{suffix}").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -142,14 +145,14 @@ def wordnet_documents(folder: Path) -> Iterator[str]:
             yield "\n".join(entries[start : start + GLOSSES_PER_DOCUMENT])
 
 
-def load_corpora(folder: Path = CORPUS_FOLDER) -> list[Corpus]:
-    """The text of the demo model, taken from the system or, where it lacks a package, downloaded into `folder`.
+def load_corpora() -> list[Corpus]:
+    """Load the text of the demo model from the system, or download missing packages into `CORPUS_FOLDER`.
 
     Raises:
         NotFoundError: a package is neither installed nor can be downloaded.
     """
-    handbook = find_package("debian-handbook", HANDBOOK, folder)
-    wordnet = find_package("wordnet-base", WORDNET, folder)
+    handbook = find_package("debian-handbook", HANDBOOK, CORPUS_FOLDER)
+    wordnet = find_package("wordnet-base", WORDNET, CORPUS_FOLDER)
     return [
         make_corpus("handbook", 0.6, list(handbook_documents(handbook))),
         make_corpus("wordnet", 0.4, list(wordnet_documents(wordnet))),
@@ -157,14 +160,20 @@ def load_corpora(folder: Path = CORPUS_FOLDER) -> list[Corpus]:
 
 
 def make_corpus(name: str, share: float, documents: list[str]) -> Corpus:
-    """Tokens of `documents`, of which every twentieth is held out for validation."""
+    """Encode `documents` as the corpus of this name; every twentieth document is held out for validation.
+
+    `share` (0 to 1) is the corpus's part of the training windows.
+    """
     held_out = [text for index, text in enumerate(documents) if index % VALIDATION_EVERY == VALIDATION_EVERY // 2]
     rest = [text for index, text in enumerate(documents) if index % VALIDATION_EVERY != VALIDATION_EVERY // 2]
     return Corpus(name, share, encode(rest), encode(held_out))
 
 
 def encode(documents: list[str]) -> Tensor:
-    """int16 [tokens]: the bytes of every document, each followed by <|endoftext|>."""
+    """Encode documents as int16 [tokens]: the UTF-8 bytes of each document, followed by <|endoftext|> (256).
+
+    Empty documents are left out; at least one must not be empty.
+    """
     end = torch.tensor([END_OF_TEXT_ID], dtype=torch.int16)
     pieces = [
         torch.cat([torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(torch.int16), end])
@@ -175,7 +184,13 @@ def encode(documents: list[str]) -> Tensor:
 
 
 def find_package(package: str, content: Path, corpus: Path) -> Path:
-    """The folder `content` of a Debian package: installed, or unpacked under `corpus` without root."""
+    """Return the folder `content` of a Debian package, which is installed, or unpacked under `corpus` without root.
+
+    `content` is a path relative to the root of the file system. A package that is in neither place is downloaded.
+
+    Raises:
+        NotFoundError: the package cannot be downloaded or unpacked.
+    """
     for root in (Path("/"), corpus):
         if (root / content).is_dir():
             return root / content

@@ -1,4 +1,4 @@
-"""`python -m sharp.models.train TASK`: train a model and write its checkpoint.
+"""`python -m sharp.models.train TASK`, which trains a model and writes its checkpoint.
 
 TASK is `text`, the byte-level language model of the demo, or a task of `sharp.models.tasks.registry`.
 """
@@ -12,6 +12,8 @@ import click
 import torch
 from rich.console import Console
 
+from sharp.core.cli import SharpCommand, if_interrupted
+from sharp.core.errors import InputError
 from sharp.models.bits_per_byte import bits_per_byte
 from sharp.models.byte_tokenizer import END_OF_TEXT_ID, VOCAB_SIZE
 from sharp.models.causal_lm import SharpForCausalLM
@@ -20,7 +22,7 @@ from sharp.models.config import Positions, SharpConfig
 from sharp.models.device import choose_device
 from sharp.models.evaluation import TEXT
 from sharp.models.norms import NORMS
-from sharp.models.objective import Batch
+from sharp.models.objective import TrainingBatch
 from sharp.models.plots import plot_losses
 from sharp.models.tasks.recipe import (
     Choices,
@@ -36,8 +38,6 @@ from sharp.models.tasks.scoring import memory_of, score
 from sharp.models.tasks.task import Task
 from sharp.models.text import Corpus, load_corpora
 from sharp.models.trainer import Stage, TrainSettings, train
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import InputError
 
 VALIDATION_SAMPLES = 512
 VALIDATION_SEED = 0
@@ -45,7 +45,7 @@ TEXT_STEPS = 5000
 
 
 def text_config(norm: str, temperature: float = 1.0) -> SharpConfig:
-    """The demo model: 3.1 million parameters, bytes in and out."""
+    """Return the configuration of the demo model, which has 3.1 million parameters and reads and writes bytes."""
     return SharpConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -66,13 +66,16 @@ def text_config(norm: str, temperature: float = 1.0) -> SharpConfig:
 
 
 def text_settings(steps: int, seed: int, compile_model: bool) -> TrainSettings:
-    """Most steps on short sequences, as attention's cost per token grows with the length; the last fifth on 512."""
+    """Return the settings of the demo: most steps on short sequences, which cost less, the last fifth on 512 tokens."""
     stages = (Stage(0, 128), Stage(steps * 2 // 5, 256), Stage(steps * 4 // 5, 512))
     return TrainSettings(steps=steps, batch_tokens=4096, stages=stages, seed=seed, bfloat16=True, compile=compile_model)
 
 
-def sample_windows(corpora: list[Corpus], sequences: int, length: int, generator: torch.Generator) -> Batch:
-    """Windows at random positions of corpora chosen by their share; every token is predicted from those before."""
+def sample_windows(corpora: list[Corpus], sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+    """Sample windows at random positions of corpora chosen by their share; targets are the next tokens.
+
+    Inputs and targets are int64 [sequences, length]. All randomness comes from `generator`.
+    """
     shares = torch.tensor([corpus.share for corpus in corpora])
     rows = []
     for index in torch.multinomial(shares, sequences, replacement=True, generator=generator).tolist():
@@ -80,7 +83,7 @@ def sample_windows(corpora: list[Corpus], sequences: int, length: int, generator
         start = int(torch.randint(len(tokens) - length, (), generator=generator))
         rows.append(tokens[start : start + length + 1])
     windows = torch.stack(rows).long()  # [sequences, length + 1]
-    return Batch((windows[:, :-1],), windows[:, 1:])
+    return TrainingBatch((windows[:, :-1],), windows[:, 1:])
 
 
 def train_text(
@@ -93,10 +96,12 @@ def train_text(
     output: Path,
     work: Path,
 ) -> None:
-    """Train the demo's language model and write it to `output`, its losses beside it.
+    """Train the demo's language model, and write it to `output` in float16 and its losses beside it.
+
+    The losses are in `output` with the suffix .loss.csv. A run that was killed continues from its state in `work`.
 
     Raises:
-        SharpError: the corpus cannot be had, the run cannot be resumed, or its loss is not finite.
+        SharpError: the corpus cannot be downloaded, the run cannot be resumed, or its loss is not finite.
     """
     corpora = load_corpora()
     model = SharpForCausalLM(config).to(device)
@@ -133,13 +138,14 @@ def train_task(
     validation_length: int | None = None,
     validation_samples: int = VALIDATION_SAMPLES,
 ) -> None:
-    """Train a model on a task of the registry and write it to `output`, its losses beside it.
+    """Train a model on a task of the registry, and write it to `output` in float16 and its losses beside it.
 
-    `first` is a checkpoint to begin with, None for fresh weights. With `validation_length` the model is validated on
-    samples of that length, and the best validation's weights are written instead of the last step's.
+    The losses are in `output` with the suffix .loss.csv. A run that was killed continues from its state in `work`.
+    `first` is a checkpoint to start from, None for new weights. With `validation_length`, the model is validated on
+    samples of this length, and the weights of the best validation are written instead of those of the last step.
 
     Raises:
-        SharpError: a choice cannot work, the run cannot be resumed, or its loss is not finite.
+        SharpError: a choice is not possible, the run cannot be resumed, or its loss is not finite.
     """
     task = choose_task(get_task(name), choices, parameters)
     changed = changed_parameters(get_task(name).sampler, task.sampler)
@@ -150,7 +156,7 @@ def train_task(
     fix_ssa_n(model, choices.ssa_n)
     settings = make_settings(task, choices)
     length = validation_length or task.longest_training_length
-    task.sampler.tokens(length)  # refuses a length that cannot work
+    task.sampler.tokens(length)  # refuses impossible lengths
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.config}")
     console.print(task.sampler)
     console.print(settings)
@@ -178,17 +184,17 @@ def train_task(
 
 
 def check_size(task: Task, choices: Choices, device: torch.device) -> None:
-    """Check that the model that is to be trained fits into memory.
+    """Check that the model to be trained fits into the device's memory with its gradients and optimizer state.
 
     Raises:
-        InputError: it does not.
+        InputError: the model does not fit.
     """
     try:
         with torch.device("meta"):
             parameters = sum(parameter.numel() for parameter in make_model(task, choices).parameters())
-    except RuntimeError as error:  # more than there are addresses
+    except RuntimeError as error:  # raised if a size exceeds the address space
         raise InputError(f"no model can have these sizes: {error}; choose smaller ones") from error
-    needed, there = 4 * 4 * parameters, memory_of(device)  # float32; weights, gradients and Adam's two moments
+    needed, there = 4 * 4 * parameters, memory_of(device)  # bytes: float32 weights, gradients and Adam's two moments
     if needed > there:
         raise InputError(
             f"{parameters:,} parameters need {needed / 2**30:,.0f} GiB in training, there are {there / 2**30:.0f}; "
@@ -197,10 +203,10 @@ def check_size(task: Task, choices: Choices, device: torch.device) -> None:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """LOW-HIGH, or one length.
+    """Parse a range LOW-HIGH of lengths, or one length, and return its ends; their order is not checked.
 
     Raises:
-        InputError: it is neither.
+        InputError: the text is neither.
     """
     low, _, high = text.partition("-")
     if not (low.isdecimal() and (high or low).isdecimal()):
@@ -217,41 +223,50 @@ def parse_range(text: str) -> tuple[int, int]:
 )
 @click.option("--seed", default=0, help="Seed of the weights and of the samples or the order of the text.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Device for training.")
 @click.option(
     "--compile/--no-compile",
     "compile_model",
     default=None,
     help="Use torch.compile (needs a C++ compiler).  [default: compile for text only]",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Checkpoint.  [default: WORK/model.safetensors]")
 @click.option(
-    "--work", type=click.Path(path_type=Path), help="State to resume from.  [default: build/train/TASK-NORM[-seedN]]"
+    "--output", type=click.Path(path_type=Path), help="Checkpoint to write.  [default: WORK/model.safetensors]"
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Folder for the state of the run, to resume from.  [default: build/train/TASK-NORM[-seedN]]",
 )
 @click.option("--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE; repeatable.")
 @click.option("--lengths", help="Lengths to train on, as 32-64.  [default: the paper's]")
-@click.option("--length-step", type=click.IntRange(min=1), help="Train on every so many-th of the lengths only.")
+@click.option("--length-step", type=click.IntRange(min=1), help="Train only on every N-th length.")
 @click.option("--positions", type=click.Choice(get_args(Positions)), help="Position encoding.  [default: nape]")
-@click.option("--rope-factor", type=click.FloatRange(min=1), help="Stretching of RoPE, as in Llama 3.  [default: 16]")
+@click.option(
+    "--rope-factor", type=click.FloatRange(min=1), help="Factor of RoPE scaling, as in Llama 3.  [default: 16]"
+)
 @click.option("--alpha", type=float, help="Alpha of entmax.  [default: the norm's]")
 @click.option("--gamma", type=float, help="Fixed gamma of sentmax, asentmax and assmax.  [default: learned]")
-@click.option("--ssa-n", type=float, help="Fixed n of ssa.  [default: learned]")
-@click.option("--layers", type=click.IntRange(min=1), help="Layers.  [default: the paper's]")
-@click.option("--heads", type=click.IntRange(min=1), help="Heads.  [default: the paper's]")
+@click.option("--ssa-n", type=float, help="Exponent n of ssa, fixed in all heads.  [default: learned]")
+@click.option("--layers", type=click.IntRange(min=1), help="Number of layers.  [default: the paper's]")
+@click.option("--heads", type=click.IntRange(min=1), help="Number of attention heads.  [default: the paper's]")
 @click.option("--hidden-size", type=click.IntRange(min=1), help="Width of the model.  [default: the paper's]")
 @click.option(
     "--intermediate-size", type=click.IntRange(min=1), help="Width of the feed-forward part.  [default: the paper's]"
 )
-@click.option("--batch", type=click.IntRange(min=1), help="Samples of a step.  [default: the paper's]")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples per step.  [default: the paper's]")
 @click.option("--learning-rate", type=float, help="Highest learning rate.  [default: the paper's]")
-@click.option("--final-learning-rate", type=float, help="Rate at the end of half a cosine.  [default: the paper's]")
 @click.option(
-    "--start-from", type=click.Path(path_type=Path), help="Checkpoint whose weights to begin with; of any norm."
+    "--final-learning-rate", type=float, help="Learning rate at the end of the cosine schedule.  [default: the paper's]"
+)
+@click.option(
+    "--start-from", type=click.Path(path_type=Path), help="Checkpoint with the first weights; its norm may be another."
 )
 @click.option(
     "--validation-length",
     type=click.IntRange(min=1),
-    help="Length to validate at; the best checkpoint of the run is written.  [default: the longest; the last one]",
+    help="Length of the validation, which chooses the best checkpoint of the run.  [default: the longest; the last "
+    "one]",
 )
 @click.option(
     "--validation-samples",
@@ -259,7 +274,7 @@ def parse_range(text: str) -> tuple[int, int]:
     help=f"Samples of a validation.  [default: {VALIDATION_SAMPLES}]",
 )
 @click.option(
-    "--bf16/--no-bf16", "bfloat16", default=None, help="bfloat16.  [default: on a GPU, but for max-retrieval]"
+    "--bf16/--no-bf16", "bfloat16", default=None, help="Train in bfloat16.  [default: on a GPU, but for max-retrieval]"
 )
 def main(
     task: str,
@@ -280,7 +295,7 @@ def main(
     validation_samples: int | None,
     **sizes: Any,
 ) -> None:
-    """Train the model of TASK; a run that was killed goes on where it was saved last.
+    """Train the model of TASK; an interrupted run resumes from its last saved state.
 
     Options from --set on are for tasks other than text.
     """
@@ -288,6 +303,7 @@ def main(
     run = f"{task}-{norm}" + (f"-seed{seed}" if seed and task != TEXT else "")
     work = work or Path("build/train") / run
     output = output or work / "model.safetensors"
+    if_interrupted(f"what was trained until the last save is in {work}; the same command goes on from there")
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     chosen_device = choose_device(device)

@@ -1,14 +1,14 @@
-"""The training hook: `attn_implementation="sharp-NORM"` for the models of transformers.
+"""The training hook `attn_implementation="sharp-NORM"` for transformers models.
 
     import sharp.models.hugging_face
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sharp-ssa")  # or from_pretrained
     Trainer(model, ...).train()
     model.save_pretrained(folder)  # sharp-export FOLDER
 
-What the norm learns is registered in every attention module as `sharp_norm`: it is among the model's parameters, and is
-saved and loaded with them. `config.json` says the norm under "attention_norm", so a program in which this module is
-imported loads the model with it again; another program would take it for a model of plain attention. Options of the
-norm that are not its defaults are set there before the model is made: `config.attention_norm = {"alpha": 1.25}`.
+The norm's learned parameters are registered in every attention module as `sharp_norm`, so they are saved and loaded
+with the model's other parameters. `config.json` names the norm in the entry "attention_norm", so a program that imports
+this module loads the model with its norm; another program would treat it as a model of plain attention. Other options
+of the norm than its defaults are set in this entry before the model is made: `config.attention_norm = {"alpha": 1.25}`.
 """
 
 from dataclasses import asdict, fields
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from sharp.core.errors import InputError
 from sharp.models.adapted_model import (
     NORM_MODULE,
     VERSION,
@@ -30,7 +31,6 @@ from sharp.models.adapted_model import (
     is_local,
 )
 from sharp.models.norms import NORMS
-from sharp.plugins.errors import InputError
 
 PREFIX = "sharp-"
 ENTRY = "attention_norm"
@@ -39,7 +39,13 @@ ENTRY = "attention_norm"
 def trained_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls, see `adapted_attention`."""
+    """Compute attention for transformers' interface by `adapted_attention`, after checks of the model.
+
+    Arguments and result are those of `adapted_attention`; `kwargs` may have dropout, which must be 0.
+
+    Raises:
+        InputError: attention has dropout, or the model was made without the norm.
+    """
     if kwargs.get("dropout"):
         raise InputError("attention weights have no dropout under Sharp's norms; set it to 0 in the configuration")
     if not (hasattr(module, NORM_MODULE) or is_local(module)):
@@ -56,7 +62,10 @@ for _name in NORMS:
 
 
 def attention_modules(model: nn.Module) -> tuple[str, ...]:
-    """The names of the modules of self-attention, by what they are called and that they know their layer."""
+    """Return the names of self-attention modules, recognised by "Attention" in their class's name and a `layer_idx`.
+
+    Cross-attention, modules for which `is_local` holds, and modules that contain another one are left out.
+    """
     found = {
         name: module
         for name, module in model.named_modules()
@@ -69,10 +78,12 @@ def attention_modules(model: nn.Module) -> tuple[str, ...]:
 
 
 def attach_requested(model: PreTrainedModel) -> None:
-    """Give `model` the norm that its configuration names, if it names one.
+    """Give `model` the norm that its configuration names, in place, and describe it in the configuration.
+
+    Without a norm in the attention implementation or the entry "attention_norm", nothing is changed.
 
     Raises:
-        InputError: the norm is unknown, or the model's attention is not found.
+        InputError: the norm is unknown, its options cannot be used, or the model's attention is not found.
     """
     config: Any = model.config
     given = dict(getattr(config, ENTRY, None) or {})
@@ -80,7 +91,7 @@ def attach_requested(model: PreTrainedModel) -> None:
     if implementation.startswith(PREFIX):
         norm = implementation.removeprefix(PREFIX)
         if given.get("norm", norm) != norm:
-            given = {}  # of another norm
+            given = {}  # the entry is of another norm
     elif given.get("norm") in NORMS:
         norm = given["norm"]
         config._attn_implementation_internal = f"{PREFIX}{norm}"
@@ -119,12 +130,12 @@ def _post_init_with_norm(self: PreTrainedModel) -> None:
 
 
 def _initialize_with_norm(self: PreTrainedModel, module: Any, is_custom_code: bool = False) -> Any:
-    """As transformers' own; a norm that no file has gets its start values."""
+    """Initialize like transformers; a norm that no file contains gets its start values."""
     if isinstance(module, AttentionNorm) and not getattr(module, "_is_hf_initialized", False):
         with torch.device("cpu"):  # transformers makes models on the meta device
-            start = dict(AttentionNorm(module.described).named_parameters())
+            start = dict(AttentionNorm(module.described, module.layer).named_parameters())
         for name, parameter in module.named_parameters():
-            initialization.copy_(parameter, start[name])  # leaves alone what was loaded
+            initialization.copy_(parameter, start[name])  # does not change what was loaded
     return _initialize_weights(self, module, is_custom_code)
 
 

@@ -1,10 +1,10 @@
-"""The training loop: resumable, deterministic, and it never overwrites a good state with a broken one."""
+"""The training loop, which is resumable and deterministic and never overwrites a good state with a broken one."""
 
 import csv
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,19 +13,20 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from sharp.core.errors import InputError, SharpError
 from sharp.models.checkpoint import Model, read_checkpoint, save_checkpoint
-from sharp.models.objective import Batch
+from sharp.models.objective import TrainingBatch
 from sharp.models.objective import loss as objective
-from sharp.plugins.errors import InputError, SharpError
 
 ModelT = TypeVar("ModelT", bound=Model)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """From `start_step` on, sequences have `length` tokens, or a random number of them for each step.
+    """A stage of training, in which sequences have `length` tokens, or a random length for each step.
 
-    With `longest`, a step's length is one of `length`, `length + every`, ... up to `longest`, uniformly.
+    The stage begins at `start_step`. With `longest`, a step's length is uniformly chosen from `length`,
+    `length + every`, ... up to `longest`.
 
     Raises:
         InputError: the lengths are not positive or not in order.
@@ -44,15 +45,15 @@ class Stage:
 
     @property
     def lengths(self) -> range:
-        """The lengths that may occur."""
+        """The possible lengths of the stage, in ascending order."""
         return range(self.length, (self.longest or self.length) + 1, self.every)
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train; a run is resumed only with the settings that it was started with.
+    """The settings of a run, which is resumed only with the same settings.
 
-    A step's batch has `batch_sequences` sequences or, where that is 0, as many as make `batch_tokens`.
+    A step's batch has `batch_sequences` sequences or, if that is 0, as many sequences as make `batch_tokens` tokens.
 
     Raises:
         InputError: no run can have these settings; the message names the field.
@@ -79,7 +80,7 @@ class TrainSettings:
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}, but must be at least 1")
         if (self.batch_tokens > 0) == (self.batch_sequences > 0):
-            raise InputError("a batch is of so many tokens or of so many sequences: one of the two must be above 0")
+            raise InputError("one of batch_tokens and batch_sequences must be above 0, and the other must be 0")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise InputError(f"learning_rate is {self.learning_rate}, but must be above 0")
         if not 0 <= self.final_learning_rate <= self.learning_rate:
@@ -89,13 +90,16 @@ class TrainSettings:
             )
 
     def batch_at(self, step: int, generator: torch.Generator) -> tuple[int, int]:
-        """Sequences and tokens per sequence in this step."""
+        """Return the number of sequences and of tokens per sequence in this step (from 0).
+
+        `generator` chooses the length if the stage has several.
+        """
         lengths = [stage for stage in self.stages if stage.start_step <= step][-1].lengths
         index = int(torch.randint(len(lengths), (), generator=generator)) if len(lengths) > 1 else 0
         return self.batch_sequences or self.batch_tokens // lengths[index], lengths[index]
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then half a cosine down to `final_learning_rate`."""
+        """Return the learning rate of a step (from 0): linear warm-up, then half a cosine to `final_learning_rate`."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
@@ -104,8 +108,8 @@ class TrainSettings:
         )
 
 
-Sampler = Callable[[int, int, torch.Generator], Batch]  # of so many sequences of such a length
-Best = Callable[[float, float], float]  # max or min: the better of two validations
+Sampler = Callable[[int, int, torch.Generator], TrainingBatch]  # (number of sequences, length, generator) -> batch
+Best = Callable[[float, float], float]  # max or min, whichever returns the better of two validations
 
 
 def train(
@@ -123,27 +127,38 @@ def train(
 ) -> None:
     """Train `model` in place for `settings.steps` steps, or continue the run that `folder` holds.
 
-    Batches depend on seed and step alone, so a run that was killed and resumed gives the weights of one that was not.
-    `folder` gets state.pt (model and optimizer), latest.safetensors and loss.csv, where what `validate` returns is
-    called validation_`measure`. `stop_after` ends early, as if killed after that step had been saved. `task` and
-    `task_parameters` are kept in the checkpoint, `data` says what is sampled: a run is resumed only with the same. With
-    `best` the model ends with the weights of its best validation, the later of equals, which best.safetensors has, and
-    otherwise with those of the last step. The model stays on the device that it is on.
+    Batches depend on seed and step alone, so a resumed run gives the same weights as an uninterrupted run. The model
+    stays on its device and ends in evaluation mode.
+
+    Args:
+        model: the model to train.
+        sample: makes a batch, called with the number of sequences, their length and a random generator.
+        validate: scores the model, which is in evaluation mode; called every `settings.validate_every` steps and at the
+            end.
+        settings: the settings of the run.
+        folder: receives state.pt (model and optimizer), latest.safetensors, loss.csv and best.safetensors.
+        stop_after: end the run after this step, as if it had been killed once the step was saved.
+        measure: the result of `validate` is in the column validation_`measure` of loss.csv.
+        task: the task's name, which is kept in the checkpoint.
+        data: a description of the samples; a run is resumed only with the same description.
+        task_parameters: the task's parameters, which are kept in the checkpoint.
+        best: end with the weights of the best validation, the last of equals, which are kept in best.safetensors;
+            None ends with those of the last step.
 
     Raises:
         InputError: `folder` holds a run with other settings, or the state cannot be written.
-        SharpError: the loss is not finite any more; the last good state is kept.
+        SharpError: the loss is no longer finite; the last good state is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = make_optimizer(model, settings)
-    step, seconds, best_score = resume(model, optimizer, settings, folder, data)
-    saved = step
+    state = resume(model, optimizer, settings, folder, data)
+    step, saved, best_score = state.step, state.step, state.best_score
     device = next(model.parameters()).device
-    log = LossLog(folder / "loss.csv", step, "tokens" if settings.batch_tokens else "sequences", measure)
+    log = LossLog(folder / "loss.csv", step, settings, measure)
     loss_function = torch.compile(batch_loss, dynamic=False) if settings.compile else batch_loss
     last = settings.steps if stop_after is None else min(stop_after, settings.steps)
-    started = time.monotonic() - seconds
-    train_loss, since_log = 0.0, 0
+    started = time.monotonic() - state.seconds
+    losses: list[float] = []  # since the last row of the log
     with progress_bar() as progress:
         bar = progress.add_task(f"training {model.config.norm}", total=settings.steps, completed=step, loss="")
         while step < last:
@@ -151,24 +166,11 @@ def train(
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
             sequences, length = settings.batch_at(step, generator)
             batch = sample(sequences, length, generator).to(device)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            model.train()
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.bfloat16):
-                loss = loss_function(model, batch.inputs, batch.targets)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip)
-            if not (loss.isfinite() and norm.isfinite()):
-                kept = f"the last good state, of step {saved}, is in {folder}" if saved else "nothing was saved yet"
-                raise SharpError(
-                    f"the loss is not finite at step {step}; {kept}: "
-                    "delete the folder and train again with a lower learning rate"
-                )
-            optimizer.step()
-            optimizer.zero_grad()
+            losses.append(_descend(model, optimizer, loss_function, batch, learning_rate, settings))
+            if not math.isfinite(losses[-1]):
+                raise _not_finite(step, saved, folder)
             step += 1
-            train_loss, since_log = train_loss + loss.item(), since_log + 1
-            progress.update(bar, completed=step, loss=f"loss {loss.item():.3f}")
+            progress.update(bar, completed=step, loss=f"loss {losses[-1]:.3f}")
             validation = None
             if step % settings.validate_every == 0 or step == settings.steps:
                 model.eval()
@@ -176,44 +178,62 @@ def train(
                 if best is not None and (best_score is None or best(validation, best_score) == validation):
                     best_score = validation
                     save_checkpoint(folder / "best.safetensors", model, torch.float16, task, task_parameters)
+            elapsed = time.monotonic() - started
             if step % settings.log_every == 0 or validation is not None:
-                elapsed = time.monotonic() - started
-                log.write(
-                    step,
-                    amount=step * (settings.batch_tokens or settings.batch_sequences),
-                    seconds=elapsed,
-                    length=length,
-                    learning_rate=learning_rate,
-                    train_loss=train_loss / since_log,
-                    validation=validation,
-                )
-                train_loss, since_log = 0.0, 0
+                log.write(step, elapsed, length, losses, validation)
+                losses = []
             if step % settings.save_every == 0 or step == last:
-                save_state(
-                    model,
-                    optimizer,
-                    settings,
-                    folder,
-                    step,
-                    time.monotonic() - started,
-                    data,
-                    task,
-                    task_parameters,
-                    best_score,
-                )
+                done = TrainingState(step, elapsed, best_score)
+                save_state(model, optimizer, settings, folder, done, data, task, task_parameters)
                 saved = step
     if best_score is not None:
         model.load_state_dict(read_checkpoint(folder / "best.safetensors").model.state_dict())
     model.eval()
 
 
+def _descend(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_function: Callable[..., Tensor],
+    batch: TrainingBatch,
+    learning_rate: float,
+    settings: TrainSettings,
+) -> float:
+    """Take one step of the optimizer and return the loss; NaN, without a step, if loss or gradient is not finite.
+
+    `loss_function` gets the model, the inputs and the targets of the batch.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    model.train()
+    with torch.autocast(batch.targets.device.type, torch.bfloat16, enabled=settings.bfloat16):
+        loss = loss_function(model, batch.inputs, batch.targets)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip)
+    if not (loss.isfinite() and norm.isfinite()):
+        return math.nan
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def _not_finite(step: int, saved: int, folder: Path) -> SharpError:
+    kept = f"the last good state, of step {saved}, is in {folder}" if saved else "nothing was saved yet"
+    return SharpError(
+        f"the loss is not finite at step {step}; {kept}: delete the folder and train again with a lower learning rate"
+    )
+
+
 def batch_loss(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
-    """The loss of a batch; tensors and no `Batch`, as torch.compile wants them."""
+    """Compute the loss (`sharp.models.objective.loss`) of a batch.
+
+    The batch is given as tensors and not as `TrainingBatch`, because torch.compile needs tensors.
+    """
     return objective(model(*inputs), targets)
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices only, so that norms and the schemes' parameters per head are free."""
+    """Make AdamW with weight decay on matrices only, so RMSNorm weights and norms' parameters per head do not decay."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     return torch.optim.AdamW(
@@ -224,30 +244,35 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Ada
     )
 
 
+@dataclass(frozen=True)
+class TrainingState:
+    """Steps done, seconds spent, and the score of best.safetensors (None if there is none)."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_score: float | None = None
+
+
 def save_state(
     model: Model,
     optimizer: torch.optim.Optimizer,
     settings: TrainSettings,
     folder: Path,
-    step: int,
-    seconds: float,
+    done: TrainingState,
     data: str,
     task: str | None,
     task_parameters: Mapping[str, Any] | None,
-    best_score: float | None,
 ) -> None:
-    """Write the state that `resume` reads; complete or not at all, as a kill may come while writing.
+    """Write the state that `resume` reads, as a whole or not at all, because the process may be killed while writing.
 
     Raises:
-        InputError: it cannot be written, as on a full disk.
+        InputError: the state cannot be written, for example because the disk is full.
     """
     state = {
         "settings": identity(model, settings, data),
-        "step": step,
-        "seconds": seconds,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "best_score": best_score,
+        **asdict(done),
     }
     partial = folder / "state.pt.partial"
     try:
@@ -257,7 +282,7 @@ def save_state(
             os.fsync(file.fileno())
         partial.replace(folder / "state.pt")
         save_checkpoint(folder / "latest.safetensors", model, torch.float16, task, task_parameters)
-    except (OSError, RuntimeError) as error:  # torch's own, while it ends the file that could not be written
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError when it closes a file that it could not write
         partial.unlink(missing_ok=True)
         reason = error if isinstance(error, OSError) else error.__context__ or error
         raise InputError(
@@ -267,61 +292,67 @@ def save_state(
 
 def resume(
     model: Model, optimizer: torch.optim.Optimizer, settings: TrainSettings, folder: Path, data: str
-) -> tuple[int, float, float | None]:
-    """Load the state in `folder`, if there is one; (steps done, seconds spent, score of best.safetensors)."""
+) -> TrainingState:
+    """Load the state in `folder`, if any, into model and optimizer, in place; without one no step is done.
+
+    Raises:
+        InputError: the state is of a run with other settings or data.
+    """
     path = folder / "state.pt"
     if not path.exists():
-        return 0, 0.0, None
+        return TrainingState()
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["settings"] != identity(model, settings, data):
         raise InputError(f"{folder} holds a run with other settings; delete it or name another folder with --work")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["seconds"], state.get("best_score")  # states of older versions have no score
+    # A state of an older version has no score.
+    return TrainingState(state["step"], state["seconds"], state.get("best_score"))
 
 
 def identity(model: Model, settings: TrainSettings, data: str) -> str:
-    """What two runs must share for one to continue the other."""
+    """Return all that two runs must share for one to continue the other, as text; weights are not part of it."""
     return f"{asdict(model.config)} {asdict(settings)} {data}"
 
 
 class LossLog:
-    """A CSV file of the losses; rows past `step`, written after the state that is resumed, are dropped."""
+    """A CSV file of the losses, made anew with its header if `step` is 0.
 
-    def __init__(self, path: Path, step: int, amount: str, measure: str) -> None:
+    Otherwise its rows up to `step`, the step of the resumed state, are kept, and later ones are dropped. The last
+    column is validation_`measure`.
+    """
+
+    def __init__(self, path: Path, step: int, settings: TrainSettings, measure: str) -> None:
         self.path = path
+        self.settings = settings
+        amount = "tokens" if settings.batch_tokens else "sequences"
         columns = ("step", amount, "seconds", "length", "learning_rate", "train_loss", f"validation_{measure}")
         kept: list[list[str]] = []
         if step and path.exists():
             with path.open(newline="") as file:
-                # A row that a full disk cut off is dropped.
+                # An incomplete row, from a full disk, is dropped.
                 kept = [row for row in list(csv.reader(file))[1:] if len(row) == len(columns) and int(row[0]) <= step]
         partial = path.with_name(f"{path.name}.partial")
         with partial.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([columns, *kept])
         partial.replace(path)
 
-    def write(
-        self,
-        step: int,
-        *,
-        amount: int,
-        seconds: float,
-        length: int,
-        learning_rate: float,
-        train_loss: float,
-        validation: float | None,
-    ) -> None:
-        """Append one row."""
-        shown = "" if validation is None else f"{validation:.4f}"
+    def write(self, step: int, seconds: float, length: int, losses: Sequence[float], validation: float | None) -> None:
+        """Append the row of a step: `seconds` since the start, `length` of the sequences, and the mean of `losses`.
+
+        `losses` are those since the row before. `validation` is the loss on held-out data; None leaves its cell empty.
+        """
+        amount = step * (self.settings.batch_tokens or self.settings.batch_sequences)
+        learning_rate = self.settings.learning_rate_at(step - 1)
+        loss, shown = sum(losses) / len(losses), "" if validation is None else f"{validation:.4f}"
         with self.path.open("a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(
-                [step, amount, f"{seconds:.0f}", length, f"{learning_rate:.6f}", f"{train_loss:.4f}", shown]
+                [step, amount, f"{seconds:.0f}", length, f"{learning_rate:.6f}", f"{loss:.4f}", shown]
             )
 
 
 def progress_bar() -> Progress:
-    """Steps, loss, time spent and time left."""
+    """Make a progress bar with steps, loss, time spent and time left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,19 +1,19 @@
-"""`Transformer`: what the decoder and the encoder share, pre-norm blocks of grouped-query attention and SwiGLU."""
+"""`Transformer`, the base of decoder and encoder: pre-norm blocks of grouped-query attention and SwiGLU."""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
-from sharp.models.norms import SsaParameters
 from sharp.models.positions import RotaryEmbedding, alibi_slopes, rotate, scaled_heads
 from sharp.models.query_scale import QueryScale
+from sharp.models.ssa_parameters import SsaParameters
 
 INITIAL_STD = 0.02
 
 
 class Attention(nn.Module):
-    """Projections, positions and length scale around the attention function."""
+    """The attention of a block: projections, positions and length scale around the attention function."""
 
     slopes: Tensor | None
 
@@ -42,7 +42,11 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, last_visible: Tensor, rotary: tuple[Tensor, Tensor] | None, attention: AttentionFunction
     ) -> Tensor:
-        """Hidden [batch, tokens, hidden_size] -> the same shape; see `Transformer.last_hidden` for the arguments."""
+        """Apply attention to `hidden` [batch, tokens, hidden_size]; the result has the same shape.
+
+        `last_visible` int64 [batch, tokens] is one less than the number of keys that a token sees. `rotary` is the
+        result of `RotaryEmbedding`, None without RoPE. `attention` computes the attention of this layer.
+        """
         query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [batch, tokens, q_heads, head_dim]
         key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [batch, tokens, kv_heads, head_dim]
         value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))
@@ -59,7 +63,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
+    """The feed-forward part of a block: SwiGLU, down(silu(gate x) * up x)."""
 
     def __init__(self, config: SharpConfig) -> None:
         super().__init__()
@@ -68,13 +72,13 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., hidden_size] -> [..., hidden_size]."""
+        """Apply SwiGLU: [..., hidden_size] -> [..., hidden_size]."""
         projected: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return projected
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each behind an RMSNorm and around a residual."""
+    """One layer: attention, then feed-forward, each applied after an RMSNorm and added to its input."""
 
     def __init__(self, config: SharpConfig, layer: int) -> None:
         super().__init__()
@@ -86,14 +90,17 @@ class Block(nn.Module):
     def forward(
         self, hidden: Tensor, last_visible: Tensor, rotary: tuple[Tensor, Tensor] | None, attention: AttentionFunction
     ) -> Tensor:
-        """[batch, tokens, hidden_size] -> [batch, tokens, hidden_size]."""
+        """Apply the block: [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
+
+        The other arguments are those of `Attention.forward`.
+        """
         hidden = hidden + self.attention(self.attention_norm(hidden), last_visible, rotary, attention)
         output: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
         return output
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks, last norm and output layer; decoder and encoder differ in who sees whom."""
+    """Embedding, blocks, last norm and output layer; decoder and encoder differ in the visible tokens."""
 
     def __init__(self, config: SharpConfig) -> None:
         super().__init__()
@@ -108,7 +115,7 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embedding.weight
 
     def reset_parameters(self) -> None:
-        """Normal with standard deviation 0.02; what writes to the residual stream is divided by sqrt(2 layers)."""
+        """Initialize matrices with deviation 0.02, divided by sqrt(2 layers) if they write to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 residual = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -118,13 +125,13 @@ class Transformer(nn.Module):
     def last_hidden(
         self, input_ids: Tensor, positions: Tensor, last_visible: Tensor, attention: AttentionFunction
     ) -> Tensor:
-        """What `lm_head` turns into logits: [batch, tokens, hidden_size], after the last norm.
+        """Return the hidden states [batch, tokens, hidden_size] after the last norm, which `lm_head` turns into logits.
 
         Args:
             input_ids: int64 [batch, tokens].
             positions: int64 [batch, tokens], 0-based, for RoPE.
             last_visible: int64 [batch, tokens], one less than the number of keys that a token sees, for length scales.
-            attention: mixes the values of every layer.
+            attention: computes the attention of every layer.
         """
         hidden: Tensor = self.embedding(input_ids)
         rotary = None if self.rotary is None else self.rotary(positions)

@@ -5,16 +5,17 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from sharp.plugins.errors import InputError, SharpError
+from sharp.core.errors import InputError, SharpError
 
 LIBRARIES = {"onnxruntime": "libsharp_ops.so", "cuda": "libsharp_cuda.so", "tensorrt": "libsharp_trt.so"}
 
 
 def library_path(runtime: str) -> str:
-    """Path of the native library of `runtime`.
+    """Return the path of the native library of `runtime`, in the first folder that has the file.
 
     "onnxruntime" is for `SessionOptions.register_custom_ops_library`, "tensorrt" for `IPluginRegistry.load_library`;
-    "cuda" has the GPU kernels. A wheel has the last two only if it was built with SHARP_CUDA.
+    "cuda" has the GPU kernels. A wheel has the libraries of "cuda" and "tensorrt" only if it was built with SHARP_CUDA.
+    A folder that the environment variable SHARP_LIBRARY_FOLDER names is searched first.
 
     Raises:
         InputError: there is no such runtime, or SHARP_LIBRARY_FOLDER is no folder.

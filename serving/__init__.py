@@ -20,7 +20,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, as clients need no engine, and the help of commands neither.
+    # Imports are lazy, because clients and the help of commands need no engine.
     if name in MODULES:
         return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,12 @@
-"""What `sharp generate` prints of a completion."""
+"""The output of `sharp generate` for a completion."""
 
 from collections.abc import Iterable
 
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from sharp.core.table import Table
 from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.errors import SharpError
 from sharp.serving.api.events import Delta, Finished, FinishReason
@@ -16,7 +16,9 @@ HEADS_SHOWN = 5
 
 
 def print_event(event: Delta | Finished, as_token_ids: bool) -> None:
-    """Print the text that has come, or the end; a model without a tokenizer generates token ids, as its prompt was.
+    """Print the new text of an event, or the end of the completion.
+
+    If `as_token_ids`, print token ids instead of text, for prompts given as token ids.
 
     Raises:
         SharpError: the completion was cut short.
@@ -36,7 +38,7 @@ def _spaced(token_ids: Iterable[int]) -> str:
 
 
 def _print_heads(summary: AttentionSummary) -> None:
-    """The heads with the lowest and the highest normalized entropy."""
+    """Print the heads with the lowest and the highest normalized entropy."""
     heads = sorted(
         (normalized, summary.entropy[layer, head], layer, head)
         for (layer, head), normalized in np.ndenumerate(summary.normalized_entropy)

@@ -10,20 +10,20 @@ from typing import Annotated
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
+from sharp.core.machine import available_cpus
 from sharp.serving.api.errors import InputError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.encoder_config import EncoderConfig
-from sharp.serving.machine import available_cpus
 from sharp.serving.setting import Setting, check_settings
 
 MIB = 2**20
-MOST = 2**31 - 1  # of tokens and sequences: more is no limit, and does not fit the protocol's 32-bit fields
-# A step is computed as a whole: its memory grows with it, and no request progresses meanwhile.
+MOST = 2**31 - 1  # limit for numbers of tokens and sequences, which must fit the protocol's 32-bit fields
+# A step is computed as a whole. Its memory grows with its number of tokens, and no request progresses before its end.
 MOST_BATCH_TOKENS = 2**17
 MOST_SECONDS = 2_000_000  # gRPC counts milliseconds in 31 bits, and a timer of the process takes no infinity
 SECONDS_IN_WORDS = f"above 0 and at most {MOST_SECONDS}"
 MOST_THREADS = 1024  # starting 100,000 threads took minutes and could not be interrupted
-# Where each backend is; only the chosen one is imported.
+# The module and class of each backend. Only the chosen backend is imported.
 BACKENDS = {
     "onnxruntime": "sharp.serving.backends.onnxruntime:OnnxRuntimeBackend",
     "tensorrt": "sharp.serving.backends.tensorrt:TensorRtBackend",
@@ -32,7 +32,7 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class TlsConfig:
-    """Certificate and key of both ports."""
+    """The files of TLS: certificate and key of both ports, and perhaps the CAs whose clients may connect."""
 
     cert: Annotated[
         Path, Setting("PEM certificate chain. With it both ports accept TLS only.", name="tls_cert", common=True)
@@ -47,29 +47,35 @@ class TlsConfig:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files."""
+        """The files of the certificate and the key, and that of the clients' CAs if it is set."""
         return (self.cert, self.key, *(() if self.client_ca is None else (self.client_ca,)))
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where the server listens, whom it serves and what it logs.
+    """The settings of the server: addresses, limits, access and logging.
 
     Attributes:
-        max_message_bytes: largest gRPC message, in and out, and largest body of an HTTP request.
-        max_unread_messages: messages that may wait for a client; beyond that its request is stopped.
-        tls: None is plain text.
+        max_message_bytes: the largest gRPC message, in and out, and the largest body of an HTTP request.
+        max_unread_messages: the number of messages that may wait for a client; beyond it the client's request is
+            stopped.
+        tls: the certificate and key; None means plain text.
+
+    Raises:
+        InputError: a value is not one of the choices of its setting, or out of range.
     """
 
-    host: Annotated[str, Setting("Address that both ports are bound to.", common=True)] = "127.0.0.1"
+    host: Annotated[str, Setting("Address that the ports of HTTP and gRPC are bound to.", common=True)] = "127.0.0.1"
     grpc_port: Annotated[
         int,
-        Setting("Port of gRPC; 0 picks a free one.", at_least=0, at_most=65535, limits="from 0 to 65535", common=True),
+        Setting(
+            "Port of gRPC; 0 chooses a free port.", at_least=0, at_most=65535, limits="from 0 to 65535", common=True
+        ),
     ] = 50051
     http_port: Annotated[
         int,
         Setting(
-            "Port of the OpenAI API and /metrics; 0 picks a free one.",
+            "Port of the OpenAI API and /metrics; 0 chooses a free port.",
             aliases=("--port",),
             at_least=0,
             at_most=65535,
@@ -82,8 +88,8 @@ class ServerConfig:
     max_connections: Annotated[
         int,
         Setting(
-            "Most connections of a port. Beyond it the one that has waited longest for its client is closed, and where "
-            "all serve a request, only health is served. It is lowered to what the limit of open files allows.",
+            "Maximum connections of a port. One more closes the connection that has waited longest for its client; if "
+            "all connections serve requests, only health is served. The limit of open files can lower the number.",
             at_least=1,
             at_most=2**20,
             group="Limits",
@@ -92,7 +98,7 @@ class ServerConfig:
     max_streams: Annotated[
         int,
         Setting(
-            "Most calls that run together on one gRPC connection; further ones wait.",
+            "Maximum concurrent calls on one gRPC connection; further calls wait.",
             at_least=1,
             at_most=MOST,
             group="Limits",
@@ -119,8 +125,8 @@ class ServerConfig:
     idle_seconds: Annotated[
         PositiveFloat,
         Setting(
-            "How long a connection without a request is kept. Longer than the 60 s for which proxies keep theirs, as a "
-            "request that comes when the server closes it is lost.",
+            "How long a connection without a request is kept. Choose more than the 60 s of usual proxies, because a "
+            "request that arrives while the server closes its connection is lost.",
             at_most=MOST_SECONDS,
             limits=SECONDS_IN_WORDS,
             group="Limits",
@@ -128,15 +134,13 @@ class ServerConfig:
     ] = 75.0
     max_buffered_bytes: Annotated[
         int,
-        Setting(
-            "Most bytes of requests that are being received or prepared, of all clients.", at_least=MIB, group="Limits"
-        ),
+        Setting("Maximum bytes of all requests that are being received or prepared.", at_least=MIB, group="Limits"),
     ] = 128 * MIB
     grace_seconds: Annotated[
         NonNegativeFloat,
         Setting(
             "How long running requests may continue after SIGTERM. 3 s later the process exits with code 124, "
-            "whatever still runs.",
+            "even if requests still run.",
             at_most=MOST_SECONDS,
             limits=f"at least 0 and at most {MOST_SECONDS}",
             group="Limits",
@@ -165,11 +169,22 @@ class ServerConfig:
     api_key: Annotated[
         str | None,
         Setting(
-            "A bearer token itself, in place of a file. Other users of the machine see flags; better as a variable.",
+            "A bearer token, instead of a file. Prefer the environment variable: other users of the machine can see "
+            "flags.",
             default="no authentication",
             group="Security",
         ),
     ] = None
+    prefix_isolation: Annotated[
+        str,
+        Setting(
+            "Which requests share the prefix cache: those with the same token, or all. If all share it, the time of a "
+            "response and cached_tokens tell whether somebody else sent the same start of a prompt. Requests without a "
+            "token always share it.",
+            choices=("token", "none"),
+            group="Security",
+        ),
+    ] = "token"
     log_format: Annotated[str, Setting("Format of log lines.", choices=("text", "json"), group="Observability")] = (
         "text"
     )
@@ -197,13 +212,17 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """How the model is run."""
+    """The settings for running the model. Values are checked at creation.
+
+    Raises:
+        InputError: a value is not one of the choices of its setting, or out of range.
+    """
 
     name: Annotated[str, Setting(f"Runtime of the model: {' or '.join(BACKENDS)}.", name="backend")] = "onnxruntime"
     device: Annotated[
         str,
         Setting(
-            "Where the model runs: auto, cpu, cuda or cuda:N, the GPU with the number N (else 0). auto is the first "
+            "Device for the model: auto, cpu, cuda or cuda:N, the GPU with the number N (else 0). auto is the first "
             "GPU if there is one, with ONNX Runtime's execution provider and our kernel library; else the CPU.",
             common=True,
         ),
@@ -231,11 +250,30 @@ class BackendConfig:
     cuda_graph_sizes: Annotated[
         str,
         Setting(
-            "Numbers of sequences that there are CUDA graphs for, separated by commas. Steps of more run without one.",
+            "Batch sizes (numbers of sequences) with a CUDA graph, separated by commas. Larger steps run without a "
+            "graph.",
             default="powers of two",
         ),
     ] = ""
+    weights: Annotated[
+        str,
+        Setting(
+            "Where the weights are on a CPU: copy reads them into memory and compares the copy with the checksums; map "
+            "leaves them in their files; if a file changes, the server stops being ready. auto copies where memory has "
+            "room for three times the files.",
+            choices=("auto", "copy", "map"),
+            group="Memory",
+        ),
+    ] = "auto"
     allow_unverified: Annotated[bool, Setting("Serve a model even if it failed its verification.")] = False
+    model_version: Annotated[
+        str,
+        Setting(
+            "Refuse a model folder of another version. The version is the SHA-256 of sharp.json, or its first 12 "
+            "digits or more, as sharp_model_info has it.",
+            default="any",
+        ),
+    ] = ""
     verify_files: Annotated[
         bool, Setting("Compare the model's files with their SHA-256 in sharp.json before they are loaded.")
     ] = True
@@ -248,10 +286,15 @@ class BackendConfig:
             raise InputError(
                 f"cuda_graph_sizes is {self.cuda_graph_sizes!r}; it must be numbers above 0, separated by commas"
             )
+        if re.fullmatch(r"|[0-9a-f]{12,64}", self.model_version) is None:
+            raise InputError(
+                f"model_version is {self.model_version!r}; it must be 12 to 64 of the hexadecimal digits that "
+                "sha256sum prints for sharp.json"
+            )
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
-        """Of `cuda_graph_sizes`, in order and each once; none for powers of two."""
+        """The distinct numbers in `cuda_graph_sizes`, in ascending order; empty means powers of two."""
         return tuple(sorted({int(size) for size in self.cuda_graph_sizes.split(",") if size}))
 
     @property
@@ -262,12 +305,16 @@ class BackendConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How requests share the model."""
+    """The settings for sharing the model among requests. Values are checked at creation.
+
+    Raises:
+        InputError: a value is not one of the choices of its setting, or out of range.
+    """
 
     cache_tokens: Annotated[
         int | None,
         Setting(
-            "Tokens that the key-value cache holds.",
+            "Size of the key-value cache in tokens.",
             default="the longest context, at least 32768; at most half of the free memory; on a GPU 90 % of it",
             at_least=1,
             group="Memory",
@@ -277,18 +324,18 @@ class EngineConfig:
     max_batch_tokens: Annotated[
         int,
         Setting(
-            "Most tokens that one step computes; longer prompts are computed in chunks. At least max_sequences.",
+            "Maximum tokens per step; longer prompts are computed in chunks. At least max_sequences.",
             at_most=MOST_BATCH_TOKENS,
             aliases=("--max-num-batched-tokens",),
         ),
     ] = 2048
     max_sequences: Annotated[
-        int, Setting("Most sequences that run together.", at_least=1, aliases=("--max-num-seqs",), common=True)
+        int, Setting("Maximum running sequences.", at_least=1, aliases=("--max-num-seqs",), common=True)
     ] = 64
     max_context: Annotated[
         int | None,
         Setting(
-            "Longest sequence that one request may grow to, in tokens.",
+            "Maximum tokens of a sequence, prompt and completion together.",
             default="what the model takes and the cache holds",
             at_least=1,
             at_most=MOST,
@@ -311,7 +358,7 @@ class EngineConfig:
     prefill_chunk_tokens: Annotated[
         int | None,
         Setting(
-            "Most prompt tokens that one step computes while other sequences decode. More delays their next token.",
+            "Maximum prompt tokens per step while other sequences decode. A larger number delays their next token.",
             default="64 on a CPU, 512 on a GPU",
             at_least=1,
             at_most=MOST,
@@ -320,8 +367,8 @@ class EngineConfig:
     speculative_tokens: Annotated[
         int | None,
         Setting(
-            "Most draft tokens per step, over all sequences (speculative decoding by prompt lookup); 0 turns it off. "
-            "The model verifies them, so outputs are the same up to rounding.",
+            "Maximum draft tokens per step, over all sequences (speculative decoding by prompt lookup); 0 turns it "
+            "off. The model verifies them, so outputs are the same up to rounding.",
             default="8 on a CPU, 0 on a GPU or with an int8 or fp8 cache",
             at_least=0,
             at_most=MOST,
@@ -346,19 +393,36 @@ class EngineConfig:
     json_whitespace: Annotated[
         str,
         Setting(
-            "Blanks in JSON that must match a schema and does not say it itself: none, or as many as the model writes, "
-            "which of small models can be blanks without end.",
+            "Whitespace in JSON for a schema, where the request does not choose it: compact has none; flexible has as "
+            "much as the model writes, which with a small model can be endless.",
             choices=("compact", "flexible"),
             group="API",
         ),
     ] = "compact"
     max_waiting_requests: Annotated[
         int,
-        Setting("Most sequences that wait; further requests are refused.", at_least=1, at_most=MOST, group="Limits"),
+        Setting("Maximum waiting sequences; further requests are refused.", at_least=1, at_most=MOST, group="Limits"),
     ] = 1024
     max_waiting_tokens: Annotated[
-        int, Setting("Most prompt tokens of sequences that wait.", at_least=1, at_most=MOST, group="Limits")
+        int, Setting("Maximum prompt tokens of all waiting sequences.", at_least=1, at_most=MOST, group="Limits")
     ] = 2**20
+    fair_shares: Annotated[
+        bool,
+        Setting(
+            "Share the model evenly among clients, which are told apart by their tokens, and without tokens by their "
+            "addresses: steps, running sequences, cache blocks and the queue are shared. Off, requests run in the "
+            "order of priority and arrival, regardless of the client.",
+            group="Limits",
+        ),
+    ] = True
+    priorities: Annotated[
+        bool,
+        Setting(
+            "Use the priority of a request, from -10 to 10: each unit is worth 60 s of waiting, among the requests of "
+            "the same client. Off, priorities have no effect.",
+            group="Limits",
+        ),
+    ] = True
     attention_interval: Annotated[
         int,
         Setting(
@@ -379,19 +443,22 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """What `/metrics` shows of attention.
+    """The settings for the attention metrics in `/metrics`.
 
     Attributes:
-        attention_window: collected steps that the gauges are means over.
+        attention_window: the number of collected steps over which gauges are means.
         dispersion_half_life: collected tokens after which a token has half its weight in the smoothed entropy.
         drift_half_life: collected tokens after which a token has half its weight in the comparison with the baseline.
+
+    Raises:
+        InputError: a value is not one of the choices of its setting, or out of range.
     """
 
     attention_metrics: Annotated[
         str,
         Setting(
             "Series of attention metrics: one per layer or per head; /metrics?attention=head has those of heads "
-            "whatever this says. off collects only what requests ask to see.",
+            "regardless of this setting. off collects statistics only for requests that return attention.",
             choices=("off", "layer", "head"),
         ),
     ] = "layer"
@@ -400,10 +467,13 @@ class MetricsConfig:
         Setting("Repeat the metrics of requests under vLLM's names, for its dashboards.", choices=("none", "vllm")),
     ] = "none"
     attention_series_limit: Annotated[
-        int, Setting("Most heads with a series of their own. With more heads there is one per layer.", at_least=0)
+        int,
+        Setting(
+            "Maximum number of heads with one series each. With more heads there is one series per layer.", at_least=0
+        ),
     ] = 2048
     attention_window: int = 64
-    # Tokens, not seconds: without traffic nothing is known of a head.
+    # The following are counted in tokens, not seconds, because without traffic nothing new is known about a head.
     dispersion_threshold: Annotated[
         float,
         Setting(
@@ -414,7 +484,11 @@ class MetricsConfig:
         ),
     ] = 0.9
     dispersion_tokens: Annotated[
-        int, Setting("Collected tokens that a head must stay there before it counts as dispersed.", at_least=0)
+        int,
+        Setting(
+            "Collected tokens for which a head must stay above dispersion_threshold before it counts as dispersed.",
+            at_least=0,
+        ),
     ] = 1024
     dispersion_half_life: int = 1024
     attention_baseline: Annotated[
@@ -432,7 +506,7 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration of a server."""
+    """The whole configuration of a server, one dataclass per component."""
 
     server: ServerConfig
     engine: EngineConfig

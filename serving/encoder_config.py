@@ -8,12 +8,16 @@ from sharp.serving.setting import Setting, check_settings
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """How an encoder's hidden states become embeddings."""
+    """The settings for computing embeddings from hidden states. Values are checked at creation.
+
+    Raises:
+        InputError: a value is not one of the choices of its setting.
+    """
 
     pooling: Annotated[
         str,
         Setting(
-            "Which tokens of a text its embedding is made of: the mean of all, the first (cls) or the last.",
+            "Pooling: the embedding of a text is the mean over all tokens, or the first (cls) or last token.",
             default="the model's",
             choices=("auto", "mean", "cls", "last"),
         ),
@@ -21,7 +25,7 @@ class EncoderConfig:
     normalize: Annotated[
         str,
         Setting(
-            "Whether embeddings are normalized to length 1 where a request does not say it.",
+            "Whether embeddings are normalized to length 1 where the request does not choose.",
             default="the model's",
             choices=("auto", "on", "off"),
         ),

@@ -1,4 +1,4 @@
-"""`LLM`: generation in this process, without a server."""
+"""`LLM`: generates text in this process, without a server."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -13,12 +13,12 @@ from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.loading import load_model_folder
 
-# Nobody watches the tokens come, so prompts need not hold back for those that decode.
+# No user watches the tokens arrive, so prompts need not be split to keep decoding fast.
 OFFLINE = EngineConfig(attention_interval=0, prefill_chunk_tokens=EngineConfig.max_batch_tokens)
 
 
 class LLM:
-    """A model folder that completes prompts; many at once run together in one batch.
+    """A model folder that completes prompts. Many prompts at once run together in one batch.
 
     Example:
         >>> LLM("smollm2-softmax").generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=48))
@@ -31,11 +31,12 @@ class LLM:
         backend: BackendConfig | None = None,
         engine: EngineConfig | None = None,
     ) -> None:
-        """Load the model.
+        """Load the model of a folder.
 
         Raises:
             NotFoundError: there is no model folder at `folder`.
             InputError: the folder cannot be used.
+            SharpError: software that the backend needs is missing, or (`DeviceLostError`) the GPU is lost.
         """
         self.model, _, self._engine = load_model_folder(Path(folder), backend or BackendConfig(), engine or OFFLINE)
 
@@ -47,26 +48,28 @@ class LLM:
         attention: bool = False,
         cache_salt: str = "",
     ) -> list[Completion]:
-        """One completion per prompt, in order. A prompt is text or a list of token ids; one alone is fine too.
+        """Return one completion per prompt, in order.
 
-        `params` is for all prompts, or one for each. With `attention`, completions have attention statistics. A
-        `cache_salt` keeps what was computed apart from calls with another one.
+        A prompt is a text or a list of token ids; a single prompt is accepted, too. `params` applies to all prompts, or
+        has one entry for each. With `attention`, completions have attention statistics. Only calls with the same
+        `cache_salt` share the prefix cache.
 
         Raises:
-            InputError: a prompt cannot be used, or `stream` still runs; nothing was generated.
+            InputError: a prompt or `params` cannot be used, or a `stream` still runs, so nothing was generated; or no
+                token may follow in a completion (`guided`, `allowed_token_ids`, `bad_words`).
             EngineError: the model failed.
         """
         several = _several(prompts)
         each = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(several)
-        if not all(isinstance(one, SamplingParams) for one in each):
+        if not all(isinstance(entry, SamplingParams) for entry in each):
             raise InputError(f"params is {params!r}; give SamplingParams, or a list with one per prompt")
         if len(each) != len(several):
             raise InputError(f"params has {len(each)} entries for {len(several)} prompts; give one, or one per prompt")
         requests = [
             self.model.prepare(
-                GenerateRequest(prompt, one, request_id=str(number), attention=attention, cache_salt=cache_salt)
+                GenerateRequest(prompt, own, request_id=str(number), attention=attention, cache_salt=cache_salt)
             )
-            for number, (prompt, one) in enumerate(zip(several, each, strict=True))
+            for number, (prompt, own) in enumerate(zip(several, each, strict=True))
         ]
         builders = {request.request_id: CompletionBuilder(request.params) for request in requests}
         with closing(self._events(requests)) as events:
@@ -77,12 +80,13 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, attention: bool = False, cache_salt: str = ""
     ) -> Generator[Delta | Finished]:
-        """The completion of one prompt as it comes, as `sharp.client.Client.stream` gives it.
+        """Yield the completion of one prompt as it is generated, in the events of `sharp.client.Client.stream`.
 
-        With `n` completions, each `index` has a `Finished` of its own. Closing the iterator ends them.
+        With `n` completions, each `index` has its own `Finished`. Closing the iterator ends all completions.
 
         Raises:
-            InputError: the prompt cannot be used, or another `stream` still runs.
+            InputError: the prompt or `params` cannot be used, another `stream` still runs, or no token may follow
+                (`guided`, `allowed_token_ids`, `bad_words`).
             EngineError: the model failed.
         """
         request = self.model.prepare(
@@ -96,7 +100,11 @@ class LLM:
                     yield event
 
     def _events(self, requests: Sequence[GenerateRequest]) -> Generator[Event]:
-        """The events of the requests until all have ended."""
+        """Yield the events of the requests until all have ended.
+
+        Raises:
+            InputError: another `stream` still runs.
+        """
         if self._engine.has_work:
             raise InputError("another stream of this LLM still runs; read it to its end or close it first")
         waiting = deque(requests)
@@ -104,14 +112,15 @@ class LLM:
             while waiting or self._engine.has_work:
                 self._feed(waiting)
                 yield from self._engine.step()
-                self._engine.report()  # there are no metrics here, and what is not taken would pile up
-        finally:  # after an error or Ctrl-C nothing may be left in the engine
+                # Without metrics nothing else takes the reports, and counts that are not taken pile up.
+                self._engine.report()
+        finally:  # no request may stay in the engine after an error or Ctrl-C
             for request in requests:
                 self._engine.abort(request.request_id)
             self._engine.report()
 
     def _feed(self, waiting: deque[GenerateRequest]) -> None:
-        """Give the engine as many requests as its queue takes."""
+        """Give the engine requests until its queue is full."""
         while waiting:
             try:
                 self._engine.add(waiting[0])

@@ -1,8 +1,8 @@
-"""`Setting`: what stands beside a field of a configuration dataclass that users can set.
+"""`Setting`: the metadata of a field in a configuration dataclass that users can set.
 
-    max_sequences: Annotated[int, Setting("Most sequences that run together.", at_least=1)] = 64
+    max_sequences: Annotated[int, Setting("Maximum running sequences.", at_least=1)] = 64
 
-The flag, the environment variable, the TOML key, `--help` and docs/reference/settings.md are all made from it.
+The flag, the environment variable, the TOML key, `--help` and docs/reference/settings.md are all generated from it.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from sharp.serving.api.errors import InputError
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of `sharp-serve`; its type and default are the field's.
+    """A setting of `sharp-serve`. Its type and default are those of the field.
 
     Attributes:
-        help: what it does.
-        name: of the setting, where it is not the field's name.
-        default: the default in words, where the field's value does not say it.
+        help: what the setting does.
+        name: the name of the setting, if not the field's name.
+        default: the default in words, if the field's value does not tell it.
         choices: all values that are allowed.
-        at_least: smallest value.
-        above: exclusive lower limit.
-        at_most: largest value.
-        aliases: other flags of the same meaning, as vLLM names them.
-        limits: the limits in words, where they are not those above or an error is to name both.
-        group: of the help, where it is not that of the field's dataclass.
-        common: whether `sharp serve -h` shows it.
+        at_least: the smallest allowed value.
+        above: the exclusive lower limit.
+        at_most: the largest allowed value.
+        aliases: other flags with the same meaning, such as vLLM's names.
+        limits: the limits in words, if an error is to name both limits or other words.
+        group: the group of the help, if not that of the field's dataclass.
+        common: whether `sharp serve -h` shows the setting.
     """
 
     help: str
@@ -42,10 +42,10 @@ class Setting:
     common: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check a value; None is never out of range.
+        """Check a value. None is always allowed.
 
         Raises:
-            InputError: the value is not a choice, or out of range.
+            InputError: the value is not one of the choices, or out of range.
         """
         if value is None:
             return
@@ -61,7 +61,7 @@ class Setting:
 
 
 def settings_of(config: type) -> dict[str, Setting]:
-    """The settings among the fields of a dataclass, by the name of the field."""
+    """Return the settings among the fields of a dataclass, by field name."""
     return {
         name: metadata
         for name, hint in get_type_hints(config, include_extras=True).items()
@@ -74,7 +74,7 @@ def check_settings(config: object) -> None:
     """Check the value of every setting of a configuration.
 
     Raises:
-        InputError: the first one that is not allowed.
+        InputError: a value is not allowed; the message names the first such setting.
     """
     for name, setting in settings_of(type(config)).items():
         setting.check(name, getattr(config, name))

@@ -1,11 +1,13 @@
-"""Which Sharp this is."""
+"""The version of Sharp."""
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache  # the lookup reads files, and requests need the version
 def sharp_version() -> str:
-    """The version of the installed package."""
+    """Return the version of the installed package."""
     try:
         return version("sharp-attention")
-    except PackageNotFoundError:  # run from a source tree
+    except PackageNotFoundError:  # Sharp runs from a source tree
         return "0+unknown"

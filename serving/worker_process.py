@@ -1,4 +1,4 @@
-"""`WorkerProcess`: a program that replies to lines of JSON, in a process of its own, or is given up in time."""
+"""`WorkerProcess`: a program in its own process that replies to lines of JSON in time, or is ended."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ PART_BYTES = 2**16
 
 
 class WorkerLostError(Exception):
-    """The process has ended; `code` is its exit code, negative of a signal."""
+    """The process has ended. `code` is its exit code, or minus the number of the signal that ended it."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -26,17 +26,17 @@ class WorkerLostError(Exception):
 
 
 class WorkerProcess:
-    """One process. `exchange` and `close` are for one thread at a time, `kill` for any."""
+    """A worker process. Only one thread at a time may call `exchange` and `close`; any thread may call `kill`."""
 
     def __init__(self, program: Path) -> None:
         """Start `program`.
 
         Raises:
-            UnavailableError: no process can be started, for want of memory or descriptors.
+            UnavailableError: no process can be started, because memory or descriptors are exhausted.
         """
         command = [sys.executable, "-P", str(program)]
         try:
-            # A group of its own: it ends together with its forks.
+            # The worker gets its own process group, so that it ends together with its forks.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, process_group=0
             )
@@ -46,23 +46,26 @@ class WorkerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         for pipe in (self._input, self._output):
-            os.set_blocking(pipe.fileno(), False)  # nothing reads what is sent to a process that is stopped
+            # Writing to a stopped process, which reads nothing, would block.
+            os.set_blocking(pipe.fileno(), False)
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def exchange(self, message: bytes, seconds: float) -> dict[str, Any]:
-        """The reply to a message, which is a line or several of JSON. After an error the process is closed.
+        """Send a message of one or several lines of JSON, without the last line break, and return the reply, one line.
+
+        After an error the process is closed.
 
         Raises:
-            TimeoutError: there is none in time.
+            TimeoutError: there is no reply within `seconds`.
             WorkerLostError: the process has ended.
         """
         try:
@@ -72,7 +75,8 @@ class WorkerProcess:
             raise
         except (OSError, ValueError, EOFError) as error:  # the process has ended, perhaps in the middle of a line
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)  # it ends by itself, and the code says why
+                # The process ends by itself. Wait for its exit code, which tells the reason.
+                self._process.wait(1)
             self.close()
             raise WorkerLostError(self._process.returncode) from error
         return reply
@@ -99,13 +103,13 @@ class WorkerProcess:
         return bytes(reply)
 
     def kill(self) -> None:
-        """End it and its forks; who waits for a reply gets an error."""
+        """End the process and its forks. A caller that waits for a reply gets an error."""
         if self.runs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, and close its pipes."""
+        """End the process, and close its pipes."""
         self.kill()
         self._process.wait()
         for pipe in (self._input, self._output):

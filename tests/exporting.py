@@ -1,6 +1,7 @@
-"""Exports in one process: what many have in common is made once.
+"""Fixtures that make repeated exports in one process faster by caching what the exports have in common.
 
-The fixtures are of a module, so that tests elsewhere meet torch's own functions; what they keep is the process's.
+The fixtures patch torch for one test module, so that tests in other modules meet torch's own functions. The caches live
+as long as the process.
 """
 
 import copy
@@ -21,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-LARGEST = 16 << 20  # bytes of a module that is kept
+LARGEST = 16 << 20  # most bytes of weights of a module whose trace is kept
 ARITHMETIC = [f"_{name}" for name in ("add", "sub", "mul", "int_floordiv", "mod", "sym_max", "sym_min")] + [
     f"_{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")
 ]
@@ -32,7 +33,10 @@ _kept: dict[bytes, onnx_ir.Model] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def one_registry() -> Iterator[None]:
-    """torch.onnx makes its table of translations anew for every export: a third of the time of a tiny model's."""
+    """Cache torch.onnx's table of translations, which takes a third of the time of a tiny model's export.
+
+    torch.onnx makes the table anew for every export.
+    """
 
     def copied(*arguments: Any, **options: Any) -> ONNXRegistry:
         registry = copy.copy(_registry(*arguments, **options))
@@ -46,10 +50,10 @@ def one_registry() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_tracing() -> Iterator[None]:
-    """What torch does for a trace but throws away, or does again: a quarter of a trace's time.
+    """Skip work of torch that a trace does not need, or that was done before: a quarter of the time of a trace.
 
-    It makes Python code of every graph that a pass leaves, compares the sizes of every new tensor with each other as
-    expressions, and makes a table of all operators twice. Commands that tests start have torch as it is.
+    torch makes Python code of every graph that a pass leaves, compares the sizes of every new tensor with each other as
+    expressions, and makes a table of all operators twice. Commands that tests start run torch unchanged.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_lazy_graph_module, "_use_lazy_graph_module_flag", True)
@@ -60,7 +64,7 @@ def quick_tracing() -> Iterator[None]:
 
 
 def _computed_once(name: str) -> Callable[[SymNode, SymNode], Any]:
-    """The method of symbolic sizes, which computes the same expression once per trace."""
+    """Return the method `name` of symbolic sizes, changed to compute each expression once per trace."""
     compute = getattr(SymNode, name)
 
     def computed(self: SymNode, other: SymNode) -> Any:
@@ -71,7 +75,7 @@ def _computed_once(name: str) -> Callable[[SymNode, SymNode], Any]:
         key = (name, self._expr, other._expr, self.pytype, other.pytype, sizes._replacements_version_counter)
         if key not in known:
             known[key] = compute(self, other)
-        # Another object: a graph knows where a size comes from by the object.
+        # Return another object with the same content, because a graph finds the origin of a size by the object.
         again = object.__new__(SymNode)
         again.__dict__.update(known[key].__dict__)
         return again
@@ -81,10 +85,10 @@ def _computed_once(name: str) -> Callable[[SymNode, SymNode], Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_trace() -> Iterator[None]:
-    """A module is traced once, however many tests export it: that is nine tenths of the time of a tiny model's export.
+    """Trace each module once, however many tests export it: 90 % of the time of a tiny model's export.
 
-    It is the same module if it pickles to the same bytes, weights and configuration included, and is called with the
-    same arguments. One that cannot be pickled is traced every time.
+    Two modules are the same if they pickle to the same bytes, weights and configuration included, and are called with
+    the same arguments. A module that cannot be pickled is traced every time.
     """
     export = torch.onnx.export
 
@@ -103,7 +107,7 @@ def one_trace() -> Iterator[None]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors by their content: their own pickles have addresses."""
+    """A pickler that writes tensors by their content, because torch's own pickles of tensors contain addresses."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -124,13 +128,13 @@ def _digest(value: object) -> bytes | None:
     file = io.BytesIO()
     try:
         _Pickler(file).dump(value)
-    except Exception:  # whatever an object that cannot be pickled raises
+    except Exception:  # an object that cannot be pickled may raise any exception
         return None
     return hashlib.sha256(file.getvalue()).digest()
 
 
 def _detached(model: onnx_ir.Model) -> onnx_ir.Model:
-    """`model`, whose weights are no longer the module's."""
+    """Copy the weights of `model`, so that it no longer shares them with the module, and return `model`."""
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         assert tensor is not None

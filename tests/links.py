@@ -1,4 +1,4 @@
-"""Links between the documents: `make lint` fails where a file or a heading is not there.
+"""Check the links between the documents: `make lint` fails where a file or a heading does not exist.
 
 `python -m tests.links` prints every dead link; the exit code is 1 if there is one.
 """
@@ -9,23 +9,23 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub gives the headings of a page."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         anchor = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
-        number = sum(one == anchor or one.rpartition("-")[0] == anchor for one in found)
+        number = sum(other == anchor or other.rpartition("-")[0] == anchor for other in found)
         found.add(f"{anchor}-{number}" if anchor in found else anchor)
     return found
 
 
 def main() -> int:
-    """Look through the pages that git has; the exit code."""
+    """Print the dead links of all pages in git, and return the exit code."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True)
     dead = 0
     for name in listed.stdout.splitlines():

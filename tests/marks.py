@@ -1,4 +1,4 @@
-"""`full`: a case of a test that runs in `make test-full` only."""
+"""The mark `full`, for a case of a test that runs in `make test-full` only."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ import pytest
 
 
 def full(*values: object) -> Any:
-    """The arguments of a case that `make test` leaves out."""
+    """Return the arguments of a case that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.full)

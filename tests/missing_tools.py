@@ -1,4 +1,4 @@
-"""What a test does where a program that it needs is missing."""
+"""Skip or fail tests that need a program that is not installed."""
 
 import os
 import shutil
@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-REQUIRED = "TESTS_REQUIRE_TOOLS"  # no SHARP_ name: servers that tests start would warn of it
-# Programs that the machine of CI lacks, and their packages in Debian.
+REQUIRED = "TESTS_REQUIRE_TOOLS"  # without the prefix SHARP_, because servers that tests start warn of unknown settings
+# Programs that CI's machine lacks, each with its package in Debian.
 NOT_IN_CI = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "chromium": "chromium",
@@ -20,14 +20,14 @@ NOT_IN_CI = {
 
 
 def missing(what: str) -> NoReturn:
-    """Skip the test; in CI (`.ci/run`) it fails, as nobody reads there what was skipped."""
+    """Skip the test; fail it in CI (`.ci/run`), where nobody would notice a skipped test."""
     if os.environ.get(REQUIRED) == "1":
         pytest.fail(f"{what} ({REQUIRED}=1)", pytrace=False)
     pytest.skip(what)
 
 
 def get(*programs: str) -> str:
-    """How to get programs of `NOT_IN_CI`."""
+    """Return a sentence that says how to install programs of `NOT_IN_CI`."""
     packages = " ".join(NOT_IN_CI[program] for program in programs)
     return f"not there: {', '.join(programs)}; get it with: apt-get install {packages}"
 

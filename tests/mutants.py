@@ -1,9 +1,9 @@
 """`python -m tests.mutants PACKAGE`: change the source a little, and see whether the package's own tests notice.
 
 A mutant has one comparison, operator, constant or condition changed, or one call dropped. The sample is seeded. No file
-of the tree is written: a module finder in every process of the tests loads the mutant instead (`SHARP_MUTANT`). Where
-`make coverage` has recorded which test runs which line, only the tests of the mutated line run, the package's own or,
-where it has none, others.
+of the tree is written: a module finder in every process of the tests loads the mutant instead of the module
+(`SHARP_MUTANT`). Where `make coverage` has recorded which test runs which line, only tests that run the mutated line
+are started: the package's own tests of the line or, if the package has none, those of other packages.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from pathlib import Path
 import coverage
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {  # source, the package's own tests
+PACKAGES = {  # the source and the tests of each package
     "engine": ("serving/engine", "tests/serving/engine"),
     "models": ("models", "tests/models"),
     "exporter": ("exporter", "tests/exporter"),
 }
 COVERAGE = ROOT / "build" / "coverage" / "data"
-MOST_TESTS = 40  # of a line that many tests run, a random few
+MOST_TESTS = 40  # of a line that more tests run, a random sample of this size
 SWAPS: dict[type[ast.AST], type[ast.AST]] = dict(
     [
         *((ast.Lt, ast.LtE), (ast.LtE, ast.Lt), (ast.Gt, ast.GtE), (ast.GtE, ast.Gt), (ast.Eq, ast.NotEq)),
@@ -38,7 +38,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = dict(
         *((ast.Div, ast.Mult), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult)),
     ]
 )
-# Found first on sys.path by every process of a run, so that commands that tests start are mutants too.
+# Every process of a run finds this module first on sys.path, so commands that tests start run the mutant, too.
 FINDER = """
 import importlib.util, os, sys
 NAME, _, PATH = os.environ.get("SHARP_MUTANT", "").partition("=")
@@ -51,7 +51,7 @@ sys.meta_path.insert(0, Finder)
 
 
 def mutants(tree: ast.Module) -> Iterator[tuple[ast.AST, str, ast.AST]]:
-    """The node to replace, what changes, and the replacement."""
+    """Yield each possible mutation of `tree`: the node to replace, a description, and the replacement."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp):
             operator = node.ops[0] if isinstance(node, ast.Compare) else node.op
@@ -86,9 +86,10 @@ class _Replace(ast.NodeTransformer):
 
 
 def sample(source: str, count: int, seed: int) -> list[tuple[Path, int]]:
-    """(file, number of the mutant in it), at random among all of the package.
+    """Return a random sample of the package's mutants, each as (file, number of the mutant in the file).
 
-    Workers are left out: they are started by their path, so that no finder can put a mutant in their place.
+    Files of workers are left out. Workers are started by their path, so no module finder can put a mutant in their
+    place.
     """
     files = sorted(file for file in (ROOT / source).rglob("*.py") if not file.name.endswith("_worker.py"))
     every = [(file, number) for file in files for number, _ in enumerate(mutants(ast.parse(file.read_text())))]
@@ -96,21 +97,21 @@ def sample(source: str, count: int, seed: int) -> list[tuple[Path, int]]:
 
 
 def tests_of(file: Path, line: int, tests: str, seed: int) -> list[str]:
-    """The tests that run this line, the package's whole folder if they are not known, none if no test does."""
+    """Return the tests that run this line: none if no test does, the whole folder of tests if that is not known."""
     if not COVERAGE.exists():
         return [tests]
     data = coverage.CoverageData(str(COVERAGE))
     data.read()
     contexts = data.contexts_by_lineno(str(file)).get(line, [])
     names = sorted({name.partition("|")[0] for name in contexts})
-    if "" in names:  # runs at import
+    if "" in names:  # the line runs at import
         return [tests]
     chosen = [name for name in names if name.startswith(tests + "/")] or names
     return random.Random(seed).sample(chosen, min(MOST_TESTS, len(chosen)))
 
 
 def survives(module: str, mutant: Path, tests: list[str], folder: Path, seconds: float) -> bool:
-    """Whether all these tests pass with the mutant; one that does not end is noticed."""
+    """Whether all these tests pass with the mutant. A run that does not end in time counts as failed."""
     environment = os.environ | {
         "SHARP_MUTANT": f"{module}={mutant}",
         "PYTHONPATH": str(folder),
@@ -130,7 +131,7 @@ def survives(module: str, mutant: Path, tests: list[str], folder: Path, seconds:
 
 
 def main() -> int:
-    """Run a sample; the exit code is 0, whatever survives."""
+    """Run a sample of mutants and print the survivors; return 0 in any case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("package", choices=PACKAGES)
     parser.add_argument("--count", type=int, default=30)

@@ -1,4 +1,4 @@
-"""The programs of Prometheus: the system's, or those that `make setup` unpacked."""
+"""The path of Prometheus's programs: installed ones, or ones that `make setup` unpacked."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ UNPACKED = Path(__file__).parents[1] / "build" / "prometheus" / "usr" / "bin"
 
 
 def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`; without one the test is skipped."""
+    """Return the path of `prometheus` or `promtool`; skip the test if the program is missing."""
     found = shutil.which(name) or shutil.which(name, path=str(UNPACKED))
     if found is None:
         pytest.skip(get(name))

@@ -1,4 +1,4 @@
-"""Small random encoders with a WordPiece tokenizer, as sentence-transformers saves them."""
+"""Small random encoders with a WordPiece tokenizer, saved as sentence-transformers saves encoders."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def word_pieces(words: int = 600, *, types: bool = True) -> PreTrainedTokenizerFast:
-    """A tokenizer like BERT's, of the words of the licence; `types`: it says which text of a pair a token is from."""
+    """Return a tokenizer like BERT's, trained on the licence; with `types`, it numbers the two texts of a pair."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -51,7 +51,7 @@ def word_pieces(words: int = 600, *, types: bool = True) -> PreTrainedTokenizerF
 
 
 def save_encoder(folder: Path, model_type: str = "bert", *, labels: int | None = None, **changes: object) -> Path:
-    """A Hugging Face folder with an encoder, or with a classifier of so many `labels`."""
+    """Save an encoder as a Hugging Face folder, or a classifier with `labels` classes, and return the folder."""
     torch.manual_seed(0)
     tokenizer = word_pieces(types=model_type == "bert")
     config = CONFIG_MAPPING[model_type](**{**SIZES, **KINDS[model_type], "vocab_size": len(tokenizer), **changes})
@@ -68,7 +68,7 @@ def save_encoder(folder: Path, model_type: str = "bert", *, labels: int | None =
 
 
 def export_encoder(checkpoint: Path, *options: str) -> Path:
-    """The model folder of a checkpoint, beside it."""
+    """Export a checkpoint to a model folder beside it, and return the folder."""
     from sharp.exporter.cli import export
 
     folder = checkpoint.with_name(f"{checkpoint.name}-model")
@@ -81,7 +81,7 @@ def export_encoder(checkpoint: Path, *options: str) -> Path:
 def save_sentence_encoder(
     folder: Path, model_type: str = "bert", *, pooling: str = "mean", normalize: bool = True, **changes: object
 ) -> Path:
-    """A folder of sentence-transformers, written by itself."""
+    """Save an encoder through sentence-transformers itself, and return the folder."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
 

@@ -1,4 +1,4 @@
-"""Small random models of sets and of numbers, and their folders."""
+"""Small random models that read sets or numbers, and their model folders."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from click.testing import CliRunner
 
+from sharp.core.manifest import PositionScheme
 from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
-from sharp.plugins.manifest import PositionScheme
 
 NUMBERS = SharpConfig(
     vocab_size=2,
@@ -29,7 +29,7 @@ NUMBERS = SharpConfig(
 
 
 def shaken(model: Model) -> Model:
-    """`model` with its parameters away from their start."""
+    """Add noise to the parameters of `model`, so that none has its initial value, and return `model`."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -39,19 +39,19 @@ def shaken(model: Model) -> Model:
 
 
 def set_model(norm: str = "softmax") -> MaxRetrieval:
-    """A model of sets of items with ten classes."""
+    """Return a model that sorts sets of items into ten classes."""
     torch.manual_seed(0)
     return shaken(MaxRetrieval(MaxRetrievalConfig(norm=norm, hidden_size=24)))
 
 
 def numbers_model(norm: str = "softmax", positions: PositionScheme = "nape") -> SharpForNumbers:
-    """A model of numbers with two outputs at each."""
+    """Return a model that reads a sequence of numbers and has two outputs at each."""
     torch.manual_seed(0)
     return shaken(SharpForNumbers(replace(NUMBERS, norm=norm, positions=positions)))
 
 
 def export_tensor_model(folder: Path, model: Model, *options: str, task: str | None = None) -> Path:
-    """The model folder, made in `folder`, which has the checkpoint too."""
+    """Save the checkpoint of `model` in `folder`, export it to `folder`/model, and return that model folder."""
     from sharp.exporter.cli import export
 
     save_checkpoint(folder / "checkpoint.safetensors", model, task=task)

@@ -1,4 +1,4 @@
-"""Builds a TensorRT-RTX engine for a GPU that need not be there."""
+"""Build a TensorRT-RTX engine for a GPU that this machine need not have."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 trt: Any = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
 
-# Smallest, usual and largest value of every dynamic size.
+# The smallest, usual and largest value of every dynamic size.
 RANGES = {
     "tokens": (1, 16, 64),
     "blocks": (4, 32, 64),
@@ -26,7 +26,7 @@ RANGES = {
 
 
 def build_engine(model: onnx.ModelProto, path: Path | None = None) -> Any:
-    """The serialized engine for compute capability 8.9; `path` is where the model's external data lies."""
+    """Return the serialized engine for compute capability 8.9; `path` is the model's file, beside its external data."""
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -1,4 +1,4 @@
-"""What a command shows on a terminal, where it may print in colour and show how far it is."""
+"""Run a command on a pseudo-terminal, where it may print colours and progress."""
 
 import os
 import pty
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def on_terminal(command: Sequence[str], **variables: str) -> tuple[int, str]:
-    """The exit code of a command, and everything that it writes to the terminal."""
+    """Run a command on a terminal; return its exit code and everything that it wrote."""
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     ours, theirs = pty.openpty()
     shown = b""
@@ -18,7 +18,7 @@ def on_terminal(command: Sequence[str], **variables: str) -> tuple[int, str]:
         try:
             while part := os.read(ours, 65536):
                 shown += part
-        except OSError:  # Linux's way to say that the other end is closed
+        except OSError:  # Linux reports that the other end is closed
             pass
         finally:
             os.close(ours)

@@ -1,4 +1,4 @@
-"""Words of our own for things that have names: `make lint` fails where one comes back.
+"""Find words of our own for things that have names, and sentences that say nothing alone; a part of `make lint`.
 
 `python -m tests.words` prints every place with the word to use instead; the exit code is 1 if there is one.
 """
@@ -9,14 +9,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# The noun after these words, and in names of tests. The papers of the tasks in `models` say question and answer.
+# A word before the noun "answer", or "answer" in the name of a test. The papers of the tasks in `models` say question
+# and answer.
 ANSWER = (
     r"(?:the|this|that|these|those|both|all|several|two|first|last|other|same|right|wrong|plain|\w+'s)"
     r" answers?(?! tokens)"
     r"|test_\w*answer\w*"
 )
 TASKS = ("models/", "tests/models/")
-INSTEAD = {  # a regular expression of words, and what the field says
+# Words that leave the noun to a sentence before them, so that a reader of one docstring does not know it.
+WITHOUT_NOUN = (r"for one in", r"so\smany(?!.* that)", r'"""(?:As|How|Of|See|The same|Those|What)')
+INSTEAD = {  # a regular expression of words, and the field's word for them
     r"(?:an?|each|every|its|whole|one|no|of|new|long) answers?": "a completion, a sequence, a response",
     r"answers? of": "completions of",
     ANSWER: "a completion, a response, the expected output",
@@ -32,8 +35,10 @@ INSTEAD = {  # a regular expression of words, and what the field says
     r"(?:tried )?in vain": "negative results",
     r"remembered": "cached, hashed",
     r"what is not here|what a cache has beside it": "limitations; auxiliary cache tensors",
+    **dict.fromkeys(WITHOUT_NOUN, "the noun, the number, or the verb of the function"),
 }
-PRIVATE_FILES = {"answer", "call", "kinds", "place", "remembered", "served", "wish"}  # names of modules
+# names of modules that say nothing about their content
+PRIVATE_FILES = {"answer", "call", "kinds", "place", "remembered", "served", "wish"}
 CHECKED = (
     ".py",
     ".md",
@@ -52,8 +57,8 @@ CHECKED = (
     ".jinja",
 )
 # This list itself, the notes of releases, measured data, and texts that others wrote.
-EXCEPT = ("tests/words.py", "CHANGELOG.md", "bench/results/", "models/results/")
-# Between letters of one identifier, an underscore is a space.
+EXCEPT = ("tests/words.py", "CHANGELOG.md", "bench/results/", "models/results/", "tests/durations.json")
+# An underscore between letters of one identifier counts as a space.
 WORD = re.compile(
     "|".join(
         rf"(?P<w{number}>(?<![A-Za-z])(?:{words.replace(' ', '[ _]')})(?![A-Za-z]))"
@@ -64,7 +69,7 @@ WORD = re.compile(
 
 
 def main() -> int:
-    """Look through the files that git has; the exit code."""
+    """Print every private word in the files of git with the word to use instead, and return the exit code."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
     found = 0
     for name in listed.stdout.splitlines():

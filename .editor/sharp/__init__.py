@@ -36,9 +36,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(sharp.serving.client, name)
     if name == "export":
-        import sharp.exporter.programs.module
+        import sharp.exporter.module
 
-        return sharp.exporter.programs.module.export
+        return sharp.exporter.module.export
     if name in ("adapt", "AdaptSettings"):
         import sharp.exporter.adapt.adapt
 
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
         return sharp.exporter.adapt.module.adapt_module
     if name in ("CustomNormalizer", "Streamed"):
-        import sharp.plugins.custom.normalizer
+        import sharp.plugins.op.custom_normalizer
 
-        return getattr(sharp.plugins.custom.normalizer, name)
+        return getattr(sharp.plugins.op.custom_normalizer, name)
     raise AttributeError(f"module 'sharp' has no attribute {name!r}")

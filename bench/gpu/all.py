@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 LEFT = 75  # the exit code while runs are left, EX_TEMPFAIL of sysexits.h
-LOST_SECONDS = 60  # a run that takes so much longer than its time is ended
+LOST_SECONDS = 60  # a run that takes this much longer than its time is ended
 
 
 @dataclass(frozen=True)
 class Run:
     """One run: a name, what it shows, its minutes and its command, in which {output} and {minutes} are filled in.
 
-    `decides`: what it finds wrong stops the runs behind it. `tool` is a program that it needs, `module` a package;
-    without them it is left out.
+    `decides` says that a wrong result of this run stops the runs behind it. `tool` is a program that the run needs, and
+    `module` a package; without them the run is left out.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def missing(self) -> str:
-        """What it needs and is not there."""
+        """The program or package that the run needs and that is not installed; empty if none."""
         if self.tool and shutil.which(self.tool) is None:
             return self.tool
         return self.module if self.module and find_spec(self.module) is None else ""
@@ -57,9 +57,9 @@ def _bench(name: str, shows: str, minutes: float, *arguments: str, decides: bool
 
 
 def _sanitizer(tool: str) -> Run:
-    """A tool of compute-sanitizer over the quick cases; its summary is in the log, and its errors are the exit code."""
+    """Return a run of compute-sanitizer over the quick cases; the log has its summary, and errors are the exit code."""
     checked = (sys.executable, "-m", "bench.gpu.run", "--quick", "--only", "correctness", "--minutes", "{minutes}")
-    # Without torch's own pool, in which a read beside a tensor is one of its neighbour.
+    # Torch's own pool is off, because in it a read beyond a tensor is a valid read of its neighbour.
     command = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", "--tool", tool)
     command += ("--error-exitcode", "9", "--target-processes", "all", *checked)
     output = ("--output", f"{{output}}/{tool}.json", "--resume")
@@ -79,7 +79,7 @@ RUNS = (
         "doctor",
         "ONNX Runtime and TensorRT as they are installed",
         2,
-        (sys.executable, "-c", "from sharp.plugins.cli import main; main()", "doctor", "--json"),
+        (sys.executable, "-c", "from sharp.core.cli import main; main()", "doctor", "--json"),
         module="sharp",
     ),
     _bench("long", "contexts to 131,072, and CUDA graphs", 5, "--only", "long", decides=True),
@@ -112,7 +112,10 @@ RUNS = (
 
 
 def main(arguments: Sequence[str] | None = None, runs: Sequence[Run] = RUNS) -> int:
-    """Do what is left of the runs within the time; the exit code."""
+    """Do what is left of the runs within the time, and return the exit code.
+
+    The code is 0 if all runs have ended well (or were left out), 1 if one has not, and 75 while some are left.
+    """
     described = "\n".join(f"  {run.name:16} {run.minutes:g} min  {run.shows}" for run in runs)
     parser = argparse.ArgumentParser(
         description="All runs of the GPU benchmark, in order.",
@@ -149,26 +152,30 @@ def main(arguments: Sequence[str] | None = None, runs: Sequence[Run] = RUNS) -> 
 
 
 class State:
-    """How runs ended, in a file: an exit code, or "left out"."""
+    """The ends of runs, kept in a file: an exit code, or "left out"."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.ended: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def forget(self, names: Sequence[str]) -> None:
-        """The runs are to be repeated."""
+        """Forget how these runs ended, so that they are repeated; the file changes with the next `note`."""
         self.ended = {name: code for name, code in self.ended.items() if name not in names}
 
     def note(self, name: str, code: str) -> None:
-        """A run has ended."""
+        """Note how a run has ended, also in the file."""
         self.ended[name] = code
-        new = self._path.with_suffix(".new")  # in one piece: the machine may be taken back meanwhile
+        new = self._path.with_suffix(".new")  # replaced in one piece, because the machine may be taken back meanwhile
         new.write_text(json.dumps(self.ended, indent=1) + "\n", encoding="utf-8")
         new.replace(self._path)
 
 
 def perform(run: Run, output: Path, seconds: float, state: State) -> None:
-    """Do a run, or go on with it; it has ended when it has all rows, or adds none in all of its minutes."""
+    """Do a run for up to `seconds`, or go on with it, and note its end in `state`.
+
+    A run has ended when it has all rows, or adds none in all of its minutes; otherwise nothing is noted. Exit code 124
+    means that it was killed a minute after its time.
+    """
     print(f"{run.name}: {run.shows}", flush=True)
     if run.missing:
         print(f"  left out: {run.missing} is not installed", flush=True)
@@ -193,14 +200,14 @@ def perform(run: Run, output: Path, seconds: float, state: State) -> None:
 
 
 def results_of(command: Sequence[str]) -> dict[str, Any]:
-    """The results file of a command, as far as it is there."""
+    """Return the content of the results file that a command's --output names; empty if there is none."""
     path = Path(command[command.index("--output") + 1]) if "--output" in command else Path()
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
 
 def parts_of(command: Sequence[str]) -> list[dict[str, Any]]:
-    """What the results file of a command has of each of its sections."""
+    """Return the parts of a command's results file, one for each section of --only; without --only, all as one part."""
     results = results_of(command)
     if "--only" not in command:
         return [results]
@@ -208,12 +215,12 @@ def parts_of(command: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def rows_of(command: Sequence[str]) -> int:
-    """How many rows they have."""
+    """Return the number of rows in a command's results file."""
     return sum(len(part.get("rows", ())) for part in parts_of(command))
 
 
 def is_complete(command: Sequence[str]) -> bool:
-    """Whether they have all rows; also where it writes none."""
+    """Whether a command's results file has all rows; also true if the command writes no file."""
     return "--output" not in command or all(part.get("complete") for part in parts_of(command))
 
 

@@ -13,14 +13,14 @@ from bench.gpu.cases import Cases
 from bench.gpu.compilation import Compilations
 from bench.gpu.correctness import TOLERANCES, computed, statistics_errors, statistics_limits, submit
 from bench.gpu.inputs import Call, columns_with, random_head_params, to_numpy
-from sharp.plugins.ops.attention_reference import attention as reference
-from sharp.plugins.ops.attributes import NORMALIZERS
-from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.op.attention_reference import attention as reference
+from sharp.plugins.op.attributes import NORMALIZERS
+from sharp.plugins.op.normalizers import Normalizer
 from sharp.plugins.triton.options import Options, power_name
 
 BATCH, Q_HEADS, KV_HEADS = 3, 6, 2
 PAST = 700
-# By form: queries, new keys.
+# (queries, new keys) by form.
 SHAPES = {
     "none": ((200, 200), (1, 1500), (40, 300)),  # a prompt, and cross-attention of one query and of several
     "concatenating": ((1, 1), (60, 60)),
@@ -29,7 +29,7 @@ SHAPES = {
 
 
 def cases(quick: bool) -> list[dict[str, Any]]:
-    """What `make_call` is given."""
+    """Return the arguments of `make_call` for every case."""
     dtypes = (torch.bfloat16,) if quick else tuple(TOLERANCES)
     normalizers = ("softmax", "ssa", "adaptive_softmax", "entmax") if quick else NORMALIZERS
     return [
@@ -53,9 +53,11 @@ def make_call(
     device: str = "cuda",
     sinks: bool = False,
 ) -> Call:
-    """Gaussian inputs with slopes and statistics; in all forms some keys of the second sequence do not count.
+    """Make Gaussian inputs with slopes and statistics; in all forms some keys of the second sequence do not count.
 
-    Causal where there are as many queries as new keys. What no query may see is NaN.
+    `form` is "none" (no past keys), "concatenating" (`past` keys before the new ones) or "shared" (past and new keys in
+    one buffer of `past` keys). The call is causal if there are as many queries as new keys. Keys and values that no
+    query may see are NaN.
     """
     generator = torch.Generator(device).manual_seed(0)
     options: dict[str, Any] = {"device": device, "generator": generator}
@@ -92,7 +94,7 @@ def make_call(
 
 
 def options_of(call: Call) -> Options:
-    """The compile-time options of a call."""
+    """Return the compile-time options of a call."""
     query = call.tensors["query"]
     name = str(query.dtype).removeprefix("torch.")
     power = power_name(call.attributes.get("alpha", 1.5)) if call.normalizer == "entmax" else ""
@@ -102,14 +104,14 @@ def options_of(call: Call) -> Options:
 
 
 def run(call: Call) -> tuple[torch.Tensor, ...]:
-    """The op by our kernels; a shared buffer changes."""
+    """Run the op by Sharp's kernels and return output, present key and value, and stats; a shared buffer changes."""
     from sharp.plugins.triton.attention import attention
 
     return attention(**call.tensors, normalizer=call.normalizer, **call.attributes)
 
 
 def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Output, presents and stats in float64; `arrays` are the call's tensors before it."""
+    """Return output, presents and stats in float64; `arrays` are the call's tensors before the op runs."""
     result = reference(**arrays, normalizer=Normalizer(normalizer), **attributes)  # type: ignore[arg-type]
     return result.output, result.present_key, result.present_value, result.stats
 
@@ -117,7 +119,11 @@ def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[st
 def compare(
     call: Call, references: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
 ) -> dict[str, Any]:
-    """As `correctness.compare`, with the presents in place of caches."""
+    """Return the errors of `launch`, and in `holds` whether they are those of rounding.
+
+    `references` are those of `expected`. The errors are output (the relative norm of its error), presents (0 if they
+    are equal, else 1), and the largest difference in each column of the statistics.
+    """
     output, *presents, stats = (tensor.float().cpu().numpy() for tensor in launch(call))
     pairs = zip(presents, references[1:3], strict=True)
     errors = {
@@ -132,7 +138,10 @@ def compare(
 def check(
     quick: bool, executor: Executor, capability: int, cases_done: Cases, device: str = "cuda"
 ) -> Iterator[dict[str, Any]]:
-    """A row for each case; references and compilation run in the executor's processes, all at once."""
+    """Yield a row for each case, of all or of fewer (`quick`), with the errors of `compare`.
+
+    References and compilation for `capability` (90 is 9.0) run in the executor's processes, all at once.
+    """
     listed = cases(quick)
     calls = [make_call(**case, device=device) for case in listed]
     compilations = Compilations(executor, capability)

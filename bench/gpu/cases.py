@@ -1,4 +1,4 @@
-"""The cases of a section in order: one that fails becomes a row with the error, and the others still run."""
+"""The cases of a section in order. A case that fails becomes a row with the error, and the others still run."""
 
 import faulthandler
 import traceback
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 Row = dict[str, Any]
-# A case that takes longer hangs; a kernel without end stops with its process only. One kernel takes the compiler up to
-# 190 s, and what was not compiled ahead is compiled by the case that launches it.
+# A case that takes longer hangs, and its process is ended, because a kernel without end stops only with its process.
+# The compiler takes up to 190 s for a kernel, and the case that launches a kernel compiles it if need be.
 CASE_SECONDS = 240
 PREPARE_SECONDS = 420
 
@@ -20,7 +20,7 @@ class DeviceLostError(Exception):
 
 
 class Cases:
-    """Counts the cases, so that another process can go on behind one that ended this process."""
+    """The cases that were begun, counted so that another process can go on behind a case that ended this process."""
 
     def __init__(
         self,
@@ -29,7 +29,10 @@ class Cases:
         on_begin: Callable[[int], Any] = int,
         on_end: Callable[[int], Any] = int,
     ) -> None:
-        """Leave out the first `done` cases; `on_begin` and `on_end` hear the numbers of the others."""
+        """Leave out the first `done` cases, and all that would begin when `timely` returns False.
+
+        `on_begin` and `on_end` are called with the numbers (from 1) of the others.
+        """
         self.timely = timely
         self.done = done
         self.begun = 0
@@ -40,7 +43,10 @@ class Cases:
     def run(
         self, named: Row, work: Callable[[], Iterable[Row]], prepare: Callable[[], object] = lambda: None
     ) -> Iterator[Row]:
-        """The rows of a case with `named` in front, or one with its error; `prepare` waits for its compilers.
+        """Yield the rows of a case with `named` in front, or a row with its error; `prepare` waits for its compilers.
+
+        A case that is left out yields nothing. If `prepare` takes more than 420 s, or `work` more than 240 s, the
+        process is ended.
 
         Raises:
             DeviceLostError: nothing can run in this process any more.
@@ -59,7 +65,7 @@ class Cases:
             faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
             for row in work():
                 yield {**named, **row}
-        except Exception as error:  # whatever it is: the results file is all that is left of a lent machine
+        except Exception as error:  # of any kind: only the results file is left of a lent machine
             failed = failure(error)
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -70,14 +76,14 @@ class Cases:
 
 
 def failure(error: Exception) -> Row:
-    """What is kept of an error: enough to find it without the machine."""
+    """Return what is kept of an error, to find its cause without the machine: error (text) and where (last frames)."""
     frames = traceback.extract_tb(error.__traceback__)[-8:]
     where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
     return {"error": f"{type(error).__name__}: {error}"[:3000], "where": where}
 
 
 def check_device() -> None:
-    """Wait for the GPU, which tells of errors late.
+    """Wait for the GPU, which tells of errors late, and free torch's unused memory; without a GPU do nothing.
 
     Raises:
         DeviceLostError: every call returns an error.

@@ -1,4 +1,4 @@
-"""Every kernel against float64, in every dtype; nothing is timed."""
+"""Comparison of every kernel with float64, in every dtype; nothing is timed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -12,11 +12,11 @@ import torch
 from bench.gpu.cases import Cases
 from bench.gpu.compilation import Compilations, options_of
 from bench.gpu.inputs import Call, expected, expected_row, make_call, on_host, run, to_numpy
-from sharp.plugins.ops.attributes import DEFAULT_ALPHA, NORMALIZERS
+from sharp.plugins.op.attributes import DEFAULT_ALPHA, NORMALIZERS
 
-# Decode over a long and no context, a chunk behind a context, a prompt of several tiles.
+# (context, new tokens): decode over a long and no context, a chunk behind a context, a prompt of several tiles.
 MIXED = ((3000, 1), (0, 1), (37, 5), (200, 40), (0, 150), (700, 1))
-# So few tokens that decoding takes them all together, several of a sequence.
+# Several tokens of a sequence, but so few in all that decoding takes them together.
 FEW = ((3000, 2), (0, 3), (37, 4), (700, 1))
 PROMPT = ((0, 2048), (300, 1))
 SEQUENCES = {"mixed": MIXED, "few": FEW, "prompt of 2,048": PROMPT}
@@ -31,13 +31,13 @@ LARGE = {
     "decode of 131,072 beside 31 of 200": ((131_071, 1), *(((200, 1),) * 31)),
     "2 to 4 tokens behind 60,000": ((60_000, 2), (59_000, 3), (61_000, 4)),
     "prompt of 8,192": ((0, 8192),),
-    "40 tokens behind 131,032": ((131_032, 40), (60_000, 1)),  # whose keys are split
+    "40 tokens behind 131,032": ((131_032, 40), (60_000, 1)),  # a prompt whose keys are split
 }
-ROWS = 12  # of a large call that are compared
+ROWS = 12  # rows of a large call that are compared
 
 
 def small_cases(quick: bool) -> list[dict[str, Any]]:
-    """What `make_call` is given: every normalizer in every dtype, every head dim, every option."""
+    """Return the arguments of `make_case` for every normalizer in every dtype, every head dim and every option."""
     cases: list[dict[str, Any]] = []
     dims = (64,) if quick else (64, 128)
     dtypes = (torch.bfloat16, torch.float32) if quick else tuple(TOLERANCES)
@@ -50,7 +50,7 @@ def small_cases(quick: bool) -> list[dict[str, Any]]:
         cases.append({"normalizer": normalizer, "head_dim": 64, "alibi": True, "softcap": 5.0, "window": 150})
     cases += [{"normalizer": "entmax", "head_dim": 64, "alpha": alpha} for alpha in (1.25, 2.0)]
     few = ("softmax", "entmax") if quick else ("softmax", "ssa", "adaptive_softmax", "entmax")
-    groups = ((2, 2), (16, 2))  # of one and of eight query heads; the others have three
+    groups = ((2, 2), (16, 2))  # groups of one and of eight query heads; the other cases have three
     cases += [{"normalizer": n, "head_dim": 64, "q_heads": q, "kv_heads": kv} for n in few for q, kv in groups]
     cases += [{"normalizer": n, "head_dim": 64, "block_size": size} for n in few for size in (32, 128)]
     cases += [{"normalizer": n, "head_dim": 64, "sequences": "prompt of 2,048"} for n in few]
@@ -89,7 +89,7 @@ STATISTICS = ("entropy", "support", "inverse_temperature", "logit_spread", "sink
 
 
 def make_case(sequences: str | Sequence[Sequence[int]] = "mixed", **case: Any) -> Call:
-    """The call of one of `small_cases`, or of (context, tokens) of every sequence."""
+    """Return the call of one of `small_cases`, or of (context, tokens) of every sequence."""
     chosen = SEQUENCES[sequences] if isinstance(sequences, str) else sequences
     return make_call(sequences=chosen, **(HEADS | case))
 
@@ -97,10 +97,12 @@ def make_case(sequences: str | Sequence[Sequence[int]] = "mixed", **case: Any) -
 def compare(
     call: Call, references: tuple[np.ndarray, ...], launch: Callable[[Call], tuple[torch.Tensor, ...]] = run
 ) -> dict[str, Any]:
-    """Errors of our kernels, or of `launch`: relative norm of the output, whether the caches are equal, the statistics.
+    """Return the errors of Sharp's kernels, or of `launch`, and in `holds` whether they are those of rounding.
 
-    Caches with their scales. And `holds`: whether the errors are those of rounding. The statistics are entropy in nats,
-    support in keys, where there is one the sink's share, and the other two relative.
+    `references` are those of `inputs.expected`, of the call before it changed. The errors are output (the relative norm
+    of its error), output_by_sequence, caches (0 if caches, scales and screen are equal, else 1), not_numbers (NaN in
+    output and statistics), and the largest difference in each column of the statistics: entropy in nats, support in
+    keys, inverse temperature, logit spread, and the sink's share where there is a sink.
     """
     starts = call.tensors["query_start"].tolist()
     output, *caches, stats = map(on_host, launch(call))
@@ -112,26 +114,26 @@ def compare(
         "output": float(np.linalg.norm(output - references[0]) / np.linalg.norm(references[0])),
         "caches": float(not all(np.array_equal(a, b) for a, b in zip(caches, references[1:-1], strict=True))),
         **statistics_errors(stats, references[-1]),
-        "output_by_sequence": [float(f"{error:.2g}") for error in by_sequence],  # of MIXED: decode, or prefill?
+        "output_by_sequence": [float(f"{error:.2g}") for error in by_sequence],  # tells decode from prefill
         "not_numbers": int(np.isnan(output).sum() + np.isnan(stats).sum()),
     }
     return {**errors, "holds": _holds(errors, call)}
 
 
 def entropy_limit(call: Call) -> float:
-    """How far a row's entropy may be from the reference's, in nats."""
+    """Return how far a row's entropy may be from the reference's, in nats."""
     estimated = call.normalizer == "entmax" and call.attributes.get("alpha", DEFAULT_ALPHA) == 1.5
     return ENTMAX_ENTROPY if estimated and call.tensors["query"].dtype == torch.bfloat16 else 2e-3
 
 
 def statistics_errors(stats: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """The largest difference in each column that there is."""
+    """Return the largest absolute difference in each column of the statistics [..., 4 or 5], by the column's name."""
     columns = np.abs(stats - expected).reshape(-1, stats.shape[-1]).max(0)
     return dict(zip(STATISTICS, map(float, columns), strict=False))
 
 
 def statistics_limits(call: Call) -> dict[str, float]:
-    """How far the columns may be from the reference's."""
+    """Return how far the columns of the statistics may be from the reference's, absolutely, by the column's name."""
     entropy = entropy_limit(call)
     return dict(zip(STATISTICS, (entropy, 2.0, 2e-3, 2e-3, entropy), strict=True))
 
@@ -145,7 +147,10 @@ def _holds(errors: dict[str, Any], call: Call) -> bool:
 def check_small(
     quick: bool, executor: Executor, capability: int, cases: Cases, device: str = "cuda"
 ) -> Iterator[dict[str, Any]]:
-    """A row for each case; references and compilation run in the executor's processes, all at once."""
+    """Yield a row for each of `small_cases`, with the errors of `compare`.
+
+    References and compilation for `capability` (90 is 9.0) run in the executor's processes, all at once.
+    """
     listed = small_cases(quick)
     calls = {number: make_case(device=device, **case) for number, case in enumerate(listed) if number >= cases.done}
     compilations = Compilations(executor, capability)
@@ -165,7 +170,7 @@ def check_small(
 
 
 def submit(executor: Executor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """As the executor's, also where one of its processes has crashed."""
+    """Submit a function to the executor; if one of its processes has crashed, return a future with that error."""
     try:
         return executor.submit(function, *arguments)
     except BrokenExecutor as error:
@@ -175,7 +180,10 @@ def submit(executor: Executor, function: Callable[..., Any], *arguments: Any) ->
 
 
 def computed(reference: Future[Any], call: Call, expected: Callable[..., Any]) -> Any:
-    """A reference; computed here where a process of the executor has crashed, as when the compiler does."""
+    """Return the result of `reference`, or compute it here if a process of the executor has crashed, as compilers do.
+
+    `expected` computes it from the call's arrays, normalizer and attributes.
+    """
     try:
         return reference.result()
     except BrokenExecutor:
@@ -183,7 +191,11 @@ def computed(reference: Future[Any], call: Call, expected: Callable[..., Any]) -
 
 
 def check_large(executor: Executor, capability: int, cases: Cases) -> Iterator[dict[str, Any]]:
-    """Some rows of long contexts; the same bits in a second run, and in a replayed CUDA graph."""
+    """Yield a row for each case of `LARGE`: the errors of 12 random rows of the output, and whether bits repeat.
+
+    The entries are output (relative error), entropy (largest difference in nats), same_bits (of a second run and of a
+    CUDA graph) and holds.
+    """
     compilations = Compilations(executor, capability)
     kinds = [(n, dim) for n in ("softmax", "ssa", "adaptive_softmax", "entmax") for dim in (128, 64)]
     options = {
@@ -222,7 +234,7 @@ def _large(normalizer: str, name: str, head_dim: int) -> Iterator[dict[str, Any]
 
 
 def replayed(call: Call) -> torch.Tensor:
-    """The output of a CUDA graph of the call, replayed."""
+    """Return the output of a CUDA graph of the call, replayed; the call's caches change as in `run`."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = run(call)[0]

@@ -34,12 +34,12 @@ HIDDEN_OF_HEADS = 3  # a layer's intermediate size, in hidden sizes: 1536 / 576 
 
 
 class SkippedError(Exception):
-    """What is missing for a subject; the results have it."""
+    """An error that leaves a runtime out of the comparison, because something is missing; its text says what."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a model like Llama."""
+    """The sizes of a model with Llama's architecture: layers, heads, channels of a head, vocabulary."""
 
     layers: int
     q_heads: int
@@ -49,14 +49,14 @@ class Sizes:
 
     @classmethod
     def of(cls, folder: Path) -> "Sizes":
-        """The sizes in a folder's manifest."""
+        """Return the sizes in a folder's manifest."""
         manifest = json.loads((folder / "sharp.json").read_text(encoding="utf-8"))
         names = ("layers", "q_heads", "kv_heads", "head_dim", "vocab_size")
         return cls(*(manifest[name] for name in names))
 
 
 def strip(folder: Path, out: Path) -> None:
-    """Copy a model folder without its weights, but with their size."""
+    """Copy model.onnx and sharp.json of a model folder to `out`, and write the size of the weights, not the weights."""
     out.mkdir(parents=True, exist_ok=True)
     for name in ("model.onnx", "sharp.json"):
         shutil.copy(folder / name, out)
@@ -64,7 +64,7 @@ def strip(folder: Path, out: Path) -> None:
 
 
 def fill(folder: Path) -> None:
-    """Write random float16 weights where `strip` has left them out."""
+    """Write random float16 weights where `strip` has left them out; do nothing if there are weights."""
     path = folder / "model.onnx.data"
     if path.exists() or not (folder / SIZE_FILE).is_file():
         return
@@ -78,7 +78,10 @@ def fill(folder: Path) -> None:
 
 
 def missing(folder: Path, libraries: Path) -> str | None:
-    """What a GPU's comparison lacks here: ONNX Runtime's build for GPUs, the model or our libraries."""
+    """Return what the comparison lacks here, as a sentence; None if nothing.
+
+    It needs ONNX Runtime's build for GPUs, the model in `folder`, and libsharp_ops.so in `libraries`.
+    """
     if find_spec("onnxruntime") is None:
         return "onnxruntime is not installed; its GPU build is the package onnxruntime-gpu"
     import onnxruntime
@@ -95,10 +98,12 @@ class OnnxModel:
     """An exported folder in ONNX Runtime: sequences of one length, with the caches on the device."""
 
     def __init__(self, folder: Path, library: Path, batch: int, longest: int, *, device: str, graphs: bool) -> None:
-        """Make room for `batch` sequences of at most `longest` tokens.
+        """Make room for `batch` sequences of at most `longest` tokens on `device`, "cuda" or "cpu".
+
+        `library` is the path of libsharp_ops.so. With `graphs`, steps of one token are CUDA graphs.
 
         Raises:
-            SkippedError: ONNX Runtime, its provider, our libraries or the model are not there.
+            SkippedError: ONNX Runtime, its provider, Sharp's libraries or the model are not there.
         """
         try:
             import onnxruntime
@@ -134,11 +139,14 @@ class OnnxModel:
         self.steps: dict[tuple[int, int], tuple[dict[str, Any], Any, Any, Any]] = {}
 
     def put(self, array: np.ndarray) -> Any:
-        """The array on the device."""
+        """Return the array on the device."""
         return self.ort.OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run(self, ids: np.ndarray, context: int) -> np.ndarray:
-        """Next tokens [batch], greedily, after `ids` [batch, new tokens] behind `context` others of every sequence."""
+        """Return greedy next tokens [batch] after `ids` [batch, new tokens] behind `context` others per sequence.
+
+        Keys and values of the new tokens are stored in the caches.
+        """
         new = ids.shape[1]
         positions = np.tile(np.arange(context, context + new), self.batch)
         rows = np.repeat(np.arange(self.batch), new)
@@ -161,7 +169,11 @@ class OnnxModel:
         return tokens
 
     def step(self, arrays: dict[str, np.ndarray], new: int) -> tuple[dict[str, Any], Any, Any, Any]:
-        """Memory and options of a step of these shapes; a step of one token is a CUDA graph where there are graphs."""
+        """Return inputs by name, logits, binding and run options of a step of `new` tokens per sequence.
+
+        They are made in the first call for such a step, with the shapes of `arrays`, and used again later. With graphs,
+        a step of one token is a CUDA graph.
+        """
         key = (self.batch, new)
         if key not in self.steps:
             inputs = {name: self.put(array.copy()) for name, array in arrays.items()}
@@ -181,8 +193,11 @@ class OnnxModel:
         return self.steps[key]
 
 
-class TorchModel:
-    """The same shapes in plain torch, with random weights and a cache of fixed length; decoding can be a CUDA graph."""
+class TorchPeer:
+    """A model of the same shapes in plain torch, with random weights and a fixed cache.
+
+    The cache has room for `batch` sequences of `longest` tokens. With `graph`, steps of one token are a CUDA graph.
+    """
 
     def __init__(self, sizes: Sizes, batch: int, longest: int, *, device: str, dtype: torch.dtype, graph: bool) -> None:
         self.sizes, self.batch, self.graph = sizes, batch, graph
@@ -217,7 +232,7 @@ class TorchModel:
 
     @torch.no_grad()
     def run(self, ids: np.ndarray, context: int) -> np.ndarray:
-        """As `OnnxModel.run`."""
+        """Return greedy next tokens [batch] after `ids` [batch, new tokens] behind `context` others per sequence."""
         new = torch.from_numpy(ids).to(self.ids.device)
         if ids.shape[1] > 1 or not self.graph:
             positions = torch.arange(context, context + ids.shape[1], device=self.ids.device)
@@ -235,7 +250,11 @@ class TorchModel:
         return self.tokens.cpu().numpy()
 
     def forward(self, ids: Tensor, positions: Tensor, visible: int | None) -> Tensor:
-        """Next tokens [batch]. `visible` keys are read; None reads the whole cache under a mask, for a graph."""
+        """Return the next tokens [batch] after ids [batch, new] at `positions` [new], and store their keys and values.
+
+        `visible` is the number of keys in the cache, the new ones included; None reads the whole cache under a mask, as
+        a CUDA graph needs.
+        """
         s = self.sizes
         x = functional.embedding(ids, self.embedding)  # [batch, new, hidden]
         for number, layer in enumerate(self.layers):
@@ -265,18 +284,18 @@ class TorchModel:
         return logits.argmax(-1)
 
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Rotary position embedding of [batch, heads, new, head_dim]."""
+        """Return the rotary position embedding of [batch, heads, new, head_dim]."""
         angles = self.angles[positions]
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
         first, second = heads.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-Model = OnnxModel | TorchModel
+Model = OnnxModel | TorchPeer
 
 
 def generate(model: Model, ids: np.ndarray, context: int, steps: int) -> np.ndarray:
-    """Greedy tokens [batch, steps] after `ids` [batch, tokens] behind `context` others."""
+    """Return greedy tokens [batch, steps] after `ids` [batch, tokens] behind `context` others."""
     tokens = [model.run(ids, context)]
     for step in range(steps - 1):
         tokens.append(model.run(tokens[-1][:, None], context + ids.shape[1] + step))
@@ -284,14 +303,17 @@ def generate(model: Model, ids: np.ndarray, context: int, steps: int) -> np.ndar
 
 
 def end_to_end(quick: bool, cases: Cases, folder: Path, libraries: Path) -> Iterator[dict[str, Any]]:
-    """A row for each runtime, batch and context, or one that says why a runtime was left out."""
+    """Yield a row for each runtime, batch and context, and for prompts, with tokens_per_second, or skipped (why).
+
+    `folder` is a model of `strip`, `libraries` the folder of libsharp_ops.so.
+    """
     makers: dict[str, Callable[[int, int], Model]] = {}
     for graph in (False, True):
         suffix = ", CUDA graph" if graph else ""
         makers[f"ONNX Runtime, our kernels{suffix}"] = lambda batch, longest, graph=graph: OnnxModel(
             folder, libraries / "libsharp_ops.so", batch, longest, device="cuda", graphs=graph
         )
-        makers[f"torch{suffix}"] = lambda batch, longest, graph=graph: TorchModel(
+        makers[f"torch{suffix}"] = lambda batch, longest, graph=graph: TorchPeer(
             Sizes.of(folder), batch, longest, device="cuda", dtype=torch.float16, graph=graph
         )
     for subject, make in makers.items():
@@ -320,7 +342,7 @@ def _prompt_row(make: Callable[[int, int], Model]) -> Iterator[dict[str, Any]]:
 
 
 def _decode_seconds(model: Model, batch: int, context: int) -> float:
-    """Of STEPS steps, each fed with the tokens of the one before, as a server does."""
+    """Return the seconds of STEPS steps, each fed with the tokens of the step before, as in a server."""
     tokens = generate(model, np.ones((batch, 1), np.int64), context, WARM_UP)
     began = time.perf_counter()
     generate(model, tokens[:, -1:], context + WARM_UP, STEPS)

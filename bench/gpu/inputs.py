@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
-from sharp.plugins.ops.attributes import (
+from sharp.plugins.op.attributes import (
     DEFAULT_STATS_COLUMNS,
     HEAD_PARAMETERS,
     STATS_COLUMNS_WITH_SINK,
     WITHOUT_SINK,
 )
-from sharp.plugins.ops.e4m3 import scale_of
-from sharp.plugins.ops.key_screen import screen_of_cache
-from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.reference import attend, head_values, paged_attention, visible_keys
+from sharp.plugins.op.e4m3 import scale_of
+from sharp.plugins.op.key_screen import screen_of_cache
+from sharp.plugins.op.normalizers import Normalizer
+from sharp.plugins.op.reference import attend, head_values, paged_attention, visible_keys
 
 BLOCK_SIZE = 16
 
@@ -31,7 +31,7 @@ class Call:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def with_normalizer(self, normalizer: str) -> "Call":
-        """The same call with another normalizer, which shares the tensors; ssa gets head_params of its own."""
+        """Return a call with another normalizer, which shares the tensors; ssa gets random head_params, others none."""
         query = self.tensors["query"]
         tensors = {name: tensor for name, tensor in self.tensors.items() if name != "head_params"}
         generator = torch.Generator(query.device).manual_seed(0)
@@ -41,7 +41,7 @@ class Call:
         return Call(normalizer, tensors, self.attributes)
 
     def with_tensors(self, **tensors: Tensor) -> "Call":
-        """The call with some inputs changed."""
+        """Return a call with these inputs changed or added, by their names; it shares the others."""
         return replace(self, tensors={**self.tensors, **tensors})
 
 
@@ -64,24 +64,24 @@ def make_call(
     seed: int = 0,
     **attributes: Any,
 ) -> Call:
-    """Gaussian queries, keys and values in a cache whose blocks are shuffled.
+    """Make Gaussian queries, keys and values in a cache whose blocks are shuffled.
 
     Args:
-        normalizer: its name.
+        normalizer: the name of the normalizer.
         sequences: (context, new tokens) of every sequence.
-        q_heads: query heads.
-        kv_heads: key-value heads.
-        head_dim: of keys and values.
-        dtype: of all tensors but the small ones.
-        cache_dtype: of the caches, where it is another one; int8 and float8_e4m3fn have auxiliary scales.
-        device: where they are.
-        spread: standard deviation of the logits; larger ones give entmax a smaller support.
+        q_heads: the number of query heads.
+        kv_heads: the number of key-value heads.
+        head_dim: the number of channels of keys and values.
+        dtype: the dtype of all tensors but the small ones.
+        cache_dtype: the dtype of the caches, if another one; int8 and float8_e4m3fn have auxiliary scales.
+        device: the device of all tensors.
+        spread: standard deviation of the logits; a larger one gives entmax a smaller support.
         alibi: whether there are slopes.
-        statistics: what `collect_stats` holds, which served models have; None leaves it out.
-        sinks: whether heads have them.
+        statistics: the value of `collect_stats`, which served models have; None leaves it out.
+        sinks: whether heads have sinks.
         screened: whether the cache has a key screen.
-        block_size: keys of a cache block.
-        seed: of all random numbers.
+        block_size: the number of keys of a cache block.
+        seed: the seed of all random numbers.
         attributes: the op's other attributes.
     """
     generator = torch.Generator(device).manual_seed(seed)
@@ -113,22 +113,8 @@ def make_call(
     }
     if (head_params := random_head_params(normalizer, q_heads, sinks, options)) is not None:
         tensors["head_params"] = head_params
-    if cache_dtype == torch.int8:
-        for side in ("key", "value"):
-            numbers = tensors[f"{side}_cache"].float()
-            scale = numbers.abs().amax((2, 3)) / 127
-            tensors[f"{side}_cache"] = (numbers / scale[:, :, None, None]).round().to(torch.int8)
-            tensors[f"{side}_scale"] = scale
-    elif cache_dtype == torch.float8_e4m3fn:
-        for side in ("key", "value"):
-            numbers = tensors[f"{side}_cache"].float()
-            scale = torch.as_tensor(scale_of(numbers.abs().amax((2, 3)).cpu().numpy()), device=device)
-            tensors[f"{side}_cache"] = (numbers / scale[:, :, None, None]).to(torch.float8_e4m3fn)
-            tensors[f"{side}_scale"] = scale
-    elif cache_dtype is not None:
-        tensors |= {name: tensors[name].to(cache_dtype) for name in ("key_cache", "value_cache")}
-        # Numbers that the cache can hold: the reference stores the others as they are.
-        tensors |= {name: tensors[name].to(cache_dtype).to(dtype) for name in ("key", "value")}
+    if cache_dtype is not None:
+        tensors |= _in_cache_dtype(tensors, cache_dtype)
     if screened:
         screen = screen_of_cache(tensors["key_cache"].float().cpu().numpy())
         tensors["key_screen"] = torch.as_tensor(screen, device=device)
@@ -139,15 +125,37 @@ def make_call(
     return Call(normalizer, tensors, {"scale": spread * head_dim**-0.5, **columns_with(sinks), **attributes})
 
 
+def _in_cache_dtype(tensors: dict[str, Tensor], cache_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the inputs that change if the caches have this dtype: the caches, with their scales or the new tokens."""
+    changed: dict[str, Tensor] = {}
+    for side in ("key", "value"):
+        cache, new = tensors[f"{side}_cache"], tensors[side]
+        if cache_dtype not in (torch.int8, torch.float8_e4m3fn):
+            changed[f"{side}_cache"] = cache.to(cache_dtype)
+            # New keys and values are numbers that the cache can hold, because the reference stores others unrounded.
+            changed[side] = new.to(cache_dtype).to(new.dtype)
+            continue
+        largest = cache.float().abs().amax((2, 3))
+        if cache_dtype == torch.int8:
+            scale = largest / 127
+        else:
+            scale = torch.as_tensor(scale_of(largest.cpu().numpy()), device=cache.device)
+        numbers = cache.float() / scale[:, :, None, None]
+        changed[f"{side}_cache"] = (numbers.round() if cache_dtype == torch.int8 else numbers).to(cache_dtype)
+        changed[f"{side}_scale"] = scale
+    return changed
+
+
 def columns_with(sinks: bool) -> dict[str, int]:
-    """The attribute for the sink's mass, where heads have sinks."""
+    """Return the attribute for the sink's mass if heads have sinks."""
     return {"stats_columns": STATS_COLUMNS_WITH_SINK} if sinks else {}
 
 
 def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict[str, Any]) -> Tensor | None:
-    """Ssa's b and n, and sinks of the size of a sum of some keys; None where there are neither.
+    """Return head_params [q_heads, P]: ssa's b and n, and sinks as large as a sum of some keys; None if neither.
 
-    Normalizers without a sink have bias and power in their place.
+    Normalizers without a sink have their own parameters (bias and power) if `sinks`. `options` are torch's device and
+    generator.
     """
     if normalizer in WITHOUT_SINK:
         return torch.rand(q_heads, len(HEAD_PARAMETERS[normalizer]), **options) if sinks else None
@@ -159,12 +167,12 @@ def random_head_params(normalizer: str, q_heads: int, sinks: bool, options: dict
     return torch.cat(columns, 1) if columns else None
 
 
-# In place, where there are some.
+# The inputs that the op updates in place, if a call has them.
 UPDATED = ("key_cache", "value_cache", "key_scale", "value_scale", "key_screen")
 
 
 def run(call: Call) -> tuple[Tensor, ...]:
-    """The op by our kernels: output, caches, which change, their scales or screen, and stats."""
+    """Run the op by Sharp's kernels, and return output, caches (which change), their scales or screen, and stats."""
     from sharp.plugins.triton.paged_attention import paged_attention as ours
 
     output, *_, stats = ours(**call.tensors, normalizer=call.normalizer, **call.attributes)
@@ -172,7 +180,7 @@ def run(call: Call) -> tuple[Tensor, ...]:
 
 
 def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Output, caches, their scales or screen, and stats in float64; `arrays` are the call's tensors before it."""
+    """Return output, caches, scales or screen, and stats in float64; `arrays` are the tensors before the op runs."""
     attributes = dict(attributes)
     options = {name: attributes.pop(name) for name in ("alpha",) if name in attributes}
     result = paged_attention(**arrays, normalizer=Normalizer(normalizer, **options), **attributes)  # type: ignore[arg-type]
@@ -180,7 +188,10 @@ def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[st
 
 
 def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndarray]:
-    """Output and statistics of one row in float64, from the caches as they are after the call."""
+    """Return output [value_dim] and statistics [4 or 5] of one row in float64, from the caches after the call.
+
+    The caches must be in blocks of 16 and of floating point.
+    """
     tensors, attributes = call.tensors, call.attributes
     starts = tensors["query_start"].tolist()
     sequence = next(index for index in range(len(starts) - 1) if starts[index] <= token < starts[index + 1])
@@ -197,7 +208,7 @@ def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndar
         tensors["key_cache"][places, kv_head, :, offsets].double().cpu().numpy(),
         tensors["value_cache"][places, kv_head, offsets].double().cpu().numpy(),
         keys - position,
-        *head_values(head, *(None if one is None else one.cpu().numpy() for one in (slopes, head_params))),
+        *head_values(head, *(None if given is None else given.cpu().numpy() for given in (slopes, head_params))),
         normalizer=Normalizer(call.normalizer, **{k: v for k, v in attributes.items() if k == "alpha"}),
         scale=attributes["scale"],
         softcap=attributes.get("softcap", 0.0),
@@ -207,12 +218,12 @@ def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndar
 
 
 def to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """`on_host` by name."""
+    """Return copies on the host by name; 16-bit numbers become float32, those of e4m3 bytes."""
     return {name: on_host(tensor) for name, tensor in tensors.items()}
 
 
 def on_host(tensor: Tensor) -> np.ndarray:
-    """A copy on the host: 16-bit numbers as float32, those of e4m3 as bytes."""
+    """Return a copy on the host, with 16-bit numbers as float32 and those of e4m3 as bytes."""
     if tensor.dtype == torch.float8_e4m3fn:
         tensor = tensor.view(torch.uint8)
     copied: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy().copy()

@@ -1,4 +1,4 @@
-"""The kernels without a GPU: instructions of their loops over tiles of keys.
+"""Instruction counts of the kernels' loops over tiles of keys, without a GPU.
 
 python -m bench.gpu.instructions --output bench/results/gpu_instructions.json
 
@@ -12,8 +12,8 @@ without statistics those without. Of a tile and a multiprocessor
     cycles    if nothing overlaps: issue + matrix
     bound     if all overlaps: the largest of issue, special and matrix
 On a GPU all overlap in part, so `ratio` to softmax over keys of bfloat16 is a guide for changes to a kernel, and no
-measurement: of prompts that of cycles, where warps have tasks (`specialized`) that of bounds, of decoding that of the
-larger of cycles and memory. What `sampling` and `survivors` visit depends on the logits: they count no time.
+measurement: of prompts that of cycles, of decoding that of the larger of cycles and memory. What `sampling` and
+`survivors` visit depends on the logits: they count no time.
 """
 
 import re
@@ -31,20 +31,19 @@ from bench.result_file import header, write
 from sharp.plugins.triton import sampling, variants
 from sharp.plugins.triton.options import Options
 
-# Of sm_90: a multiprocessor multiplies and adds so many pairs of 16 bits a cycle (989 TFLOPS, 132 of them, 1.83 GHz),
-# and reads so many bytes (3.35 TB/s).
+# Rates of a multiprocessor of sm_90 per cycle: PRODUCTS_PER_CYCLE pairs of 16 bits are multiplied and added (989 TFLOPS
+# of 132 multiprocessors at 1.83 GHz), and BYTES_PER_CYCLE are read (3.35 TB/s).
 CAPABILITY, PRODUCTS_PER_CYCLE, SCHEDULERS, SPECIAL_PER_CYCLE, BYTES_PER_CYCLE = 90, 2048, 4, 16, 13.9
-Phase = Literal["prefill", "specialized", "split", "decode", "screen"]
-# The kernels of a phase that have loops with matrix products, and their passes in the order of the code; how often a
-# tile of keys is visited by each (entmax at alpha 1.5 in bfloat16).
+Phase = Literal["prefill", "split", "decode", "screen"]
+# The kernels of a phase that have loops with matrix products, and their passes in the order of the code, each with the
+# number of times that it visits a tile of keys (entmax at alpha 1.5 in bfloat16).
 KERNELS: dict[Phase, dict[str, dict[str, dict[str, int]]]] = {
     "prefill": {
         "softmax": {"prefill": {"stream": 1}},
-        "ssa": {"prefill": {"fixed": 1, "stream": 0}},  # the second where weights have left float32's range
+        "ssa": {"prefill": {"fixed": 1, "stream": 0}},  # stream runs only if weights have left float32's range
         "adaptive_softmax": {"prefill": {"observe": 1, "settled": 1}},
         "entmax": {"prefill": {"aim": 1, "count": 1, "settled": 1}},
     },
-    "specialized": {name: {"prefill_full": {"stream": 1}} for name in ("softmax", "ssa")},
     "split": {
         "adaptive_softmax": {"prefill_observe": {"observe": 1}, "prefill_settled": {"settled": 1}},
         "entmax": {"prefill_observe": {"aim": 1}, "prefill_count": {"count": 1}, "prefill_settled": {"settled": 1}},
@@ -63,24 +62,28 @@ KERNELS: dict[Phase, dict[str, dict[str, dict[str, int]]]] = {
         }
     },
 }
-PROMPTS = ("prefill", "specialized", "split")
+PROMPTS = ("prefill", "split")
 WITHOUT_VALUES = ("observe", "aim", "count", "screen", "survivors")
 NAMES = [*KERNELS["decode"]]
-# Of query and, where it is another, cache.
+# The type of the query and, if it is another, that of the cache.
 TYPES = ("bfloat16", "bfloat16/int8", "float16/int8", "float32/int8", "bfloat16/fp8", "float16/fp8", "float32/fp8")
 BYTES = {"float32": 4, "int8": 1, "fp8": 1}
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A loop over tiles: what a thread does for a tile of keys."""
+    """A loop of a kernel over tiles of keys: a thread's instructions and a multiprocessor's cycles for one tile.
+
+    `issue`, `special`, `matrix` and `memory` are cycles by kind of unit. `visits` is how often a kernel goes through
+    all keys in this loop.
+    """
 
     name: str
     visits: int
     instructions: int
-    spills: int  # of them loads and stores of registers that there are too few of
-    barriers: int  # and waits for other warps
-    products: int  # of matrices in 16 bits, or as long as such: queries with keys, and weights with values
+    spills: int  # among the instructions, loads and stores for want of registers
+    barriers: int  # among the instructions, waits for other warps
+    products: int  # matrix products in terms of 16 bits: of queries with keys, and of weights with values
     issue: int
     special: int
     matrix: int
@@ -88,18 +91,18 @@ class Pass:
 
     @property
     def cycles(self) -> int:
-        """If nothing overlaps."""
+        """The cycles per tile if issuing instructions and matrix products do not overlap."""
         return self.issue + self.matrix
 
     @property
     def bound(self) -> int:
-        """If all overlaps, but for memory."""
+        """The cycles per tile if all units work at the same time: the largest of issue, special and matrix."""
         return max(self.issue, self.special, self.matrix)
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """What a phase does for a normalizer."""
+class PhaseWork:
+    """The instruction counts of the kernels of decoding or prefill for one normalizer and types, by pass."""
 
     phase: Phase
     normalizer: str
@@ -112,23 +115,24 @@ class Kernel:
 
     @property
     def cycles(self) -> float:
-        """Of a multiprocessor for a row and a key, or of decoding for a key."""
+        """The cycles of a multiprocessor for a row and a key, or in decoding for a key."""
         rows, keys = self.tile
-        if self.phase == "specialized":
-            return self.bound
         if self.phase in PROMPTS:
-            return sum(one.visits * one.cycles for one in self.passes) / (rows * keys)
-        return sum(one.visits * max(one.cycles, one.memory) for one in self.passes) / keys
+            return sum(part.visits * part.cycles for part in self.passes) / (rows * keys)
+        return sum(part.visits * max(part.cycles, part.memory) for part in self.passes) / keys
 
     @property
     def bound(self) -> float:
-        """The same if all overlaps; of prompts."""
+        """The cycles for a row and a key if all overlaps, for prompts."""
         rows, keys = self.tile
-        return sum(one.visits * one.bound for one in self.passes) / (rows * keys)
+        return sum(part.visits * part.bound for part in self.passes) / (rows * keys)
 
 
 def loops(listing: str, products: bool = True) -> list[Counter[str]]:
-    """The instructions of every innermost loop with matrix products, or all that load, in the code's order."""
+    """Return the number of each instruction in every innermost loop with matrix products, in code order.
+
+    `listing` is that of cuobjdump. Without `products`, the loops are those that load from global memory.
+    """
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z]\S*)\s*(.*?);", listing)
     index = {int(address, 16): number for number, (address, _, _) in enumerate(found)}
     bounds = []
@@ -139,21 +143,21 @@ def loops(listing: str, products: bool = True) -> list[Counter[str]]:
     bodies = {
         (begin, end): Counter(name.split(".")[0] for _, name, _ in found[begin : end + 1]) for begin, end in bounds
     }
-    # Of a kernel whose warps wait for each other such loops have loops in them, that wait.
+    # In a kernel whose warps wait for each other such loops contain loops that wait.
     opcodes = ("HGMMA", "HMMA") if products else ("LDG",)
-    of_tiles = [one for one, body in bodies.items() if any(body[name] for name in opcodes)]
+    of_tiles = [span for span, body in bodies.items() if any(body[name] for name in opcodes)]
     innermost = [
         (begin, end)
         for begin, end in of_tiles
-        if not any((begin, end) != one and begin <= one[0] and one[1] <= end for one in of_tiles)
+        if not any((begin, end) != span and begin <= span[0] and span[1] <= end for span in of_tiles)
     ]
-    return [bodies[one] for one in sorted(innermost)]
+    return [bodies[span] for span in sorted(innermost)]
 
 
 def without_statistics(bodies: list[Counter[str]], expected: int) -> list[Counter[str]]:
-    """The loops that run while statistics are off, of a kernel that may have those with statistics too.
+    """Return the `expected` loops that run while statistics are off, of a kernel that may have others with statistics.
 
-    They come before or behind them, and are the shorter ones.
+    The loops without statistics come before or behind those with statistics, and are the shorter ones.
     """
     if len(bodies) > expected:
         bodies = min(bodies[:expected], bodies[-expected:], key=lambda some: sum(body.total() for body in some))
@@ -162,7 +166,7 @@ def without_statistics(bodies: list[Counter[str]], expected: int) -> list[Counte
 
 
 def compiled(kernel: variants.Kernel) -> str:
-    """The listing of a kernel's machine code, and its registers."""
+    """Compile a kernel for sm_90, and return the listing of its machine code, followed by its use of registers."""
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "kernel.cubin"
         image.write_bytes(variants.compile_kernel(kernel, CAPABILITY).asm["cubin"])
@@ -171,16 +175,13 @@ def compiled(kernel: variants.Kernel) -> str:
     return listing.stdout + listing.stderr
 
 
-def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str = "bfloat16") -> Kernel:
-    """Compile what a phase launches, as it is shipped, and count."""
+def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str = "bfloat16") -> PhaseWork:
+    """Compile the kernels of a phase as they are shipped, and count their instructions."""
     power = "two" if normalizer == "entmax" else ""
     dtype, _, cache = types.partition("/")
-    block_size = 128 if phase == "specialized" else 16
-    options = Options(normalizer, dtype, cache or dtype, head_dim, head_dim, block_size, True, power=power)
+    options = Options(normalizer, dtype, cache or dtype, head_dim, head_dim, 16, True, power=power)
     options = replace(options, screened=phase == "screen")
-    launched: dict[str, variants.Kernel] = {}
-    for one in variants.kernels(options, CAPABILITY, specialized=phase == "specialized"):
-        launched.setdefault(one.name, one)
+    launched = {kernel.name: kernel for kernel in variants.kernels(options, CAPABILITY)}
     passes, registers = [], []
     for function, names in KERNELS[phase][normalizer].items():
         kernel = launched[function]
@@ -188,25 +189,28 @@ def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str
         listing = compiled(kernel)
         registers += [int(number) for number in re.findall(r"REG:(\d+)", listing)]
         for name, body in zip(names, full_loops(listing, phase, function, len(names)), strict=True):
-            # The kernel's own warps load where others, two for each, have the rows.
-            warps = 2 * kernel.warps if phase == "specialized" else kernel.warps
-            passes.append(counted(name, names[name], body, warps, phase, types, used))
-    return Kernel(phase, normalizer, dtype, cache or dtype, (used.rows, used.keys), warps, max(registers), passes)
+            passes.append(counted(name, names[name], body, kernel.warps, phase, types, used))
+    tile = (used.rows, used.keys)
+    return PhaseWork(phase, normalizer, dtype, cache or dtype, tile, kernel.warps, max(registers), passes)
 
 
 def full_loops(listing: str, phase: Phase, function: str, passes: int) -> list[Counter[str]]:
-    """The loops over full tiles of a kernel's passes."""
+    """Return the loops over full tiles of the kernel `function`, one for each of its `passes`."""
     bodies = loops(listing)
     if phase not in PROMPTS:
         return without_statistics(bodies, passes)
-    # A pass has two loops: first over tiles that some row does not see whole, with masks, then over full ones; or they
-    # are one for each group of specialized warps, which are alike. Parts of entmax have one more, that they start from.
+    # A pass has two loops: first over tiles that some row does not see whole, with masks, then over full tiles.
+    # The first kernel of entmax over parts of the keys has one more loop, which comes first.
     seeded = function == "prefill_observe" and len(bodies) % 3 == 0
     return without_statistics(bodies, 3 if seeded else 2 * passes)[2 if seeded else 1 :: 2]
 
 
 def counted(name: str, visits: int, body: Counter[str], warps: int, phase: Phase, types: str, used: Options) -> Pass:
-    """A pass by the instructions of its loop."""
+    """Return a pass with the counts of its loop's instructions, and the cycles that they take of a multiprocessor.
+
+    `body` has the number of each instruction in the loop, which a kernel of `warps` warps runs `visits` times over all
+    keys.
+    """
     of_keys, of_values = name != "settled" or phase in PROMPTS, name not in WITHOUT_VALUES
     products = products_of(types, of_keys, of_values)
     read = (of_keys + of_values) * used.keys * used.head_width * BYTES.get(used.cache_dtype, 2)
@@ -227,23 +231,24 @@ def counted(name: str, visits: int, body: Counter[str], warps: int, phase: Phase
 
 
 def sampling_loops() -> tuple[int, list[Counter[str]]]:
-    """How many tokens of a tile a thread of the kernel that samples has, and its loops over them."""
+    """Return how many tokens of a tile a thread of the sampling kernel has, and the kernel's loops over them."""
     signature = {**sampling.ARGUMENTS} | dict.fromkeys(sampling.CONSTANTS, "constexpr")
-    kernel = variants.Kernel(
-        sampling.sample_rows, signature, sampling.CONSTANTS, sampling.WARPS, 2, lambda _: (1, 1, 1)
-    )
+    kernel = variants.Kernel(sampling.sample_rows, signature, sampling.CONSTANTS, sampling.WARPS, stages=2)
     return sampling.CONSTANTS["TILE"] // (32 * sampling.WARPS), loops(compiled(kernel), products=False)
 
 
 def products_of(types: str, of_keys: bool, of_values: bool) -> int:
-    """Matrix products of a pass, as so many in 16 bits."""
+    """Return the number of matrix products of a pass, in terms of products in 16 bits.
+
+    `types` is one of `TYPES`. `of_keys` and `of_values` say whether the pass multiplies with keys and with values.
+    """
     of_query, _, of_cache = types.partition("/")
     queries, weights = {"float32": (3, 2), "float16": (1, 2)}.get(of_query, (1, 1)) if of_cache else (1, 1)
     return of_keys * queries + of_values * weights
 
 
 def cases(names: tuple[str, ...], phases: tuple[Phase, ...]) -> list[tuple[str, Phase, str]]:
-    """Normalizer, phase and types: softmax also over caches in 8 bits."""
+    """Return normalizer, phase and types of every case; softmax also has caches in 8 bits."""
     return [
         (name, phase, types)
         for phase in phases
@@ -269,12 +274,13 @@ def main(head_dim: int, names: tuple[str, ...], phases: tuple[Phase, ...], outpu
             softmax[yardstick] = inspect("softmax", head_dim, yardstick).cycles
         ratio = kernel.cycles / softmax[yardstick]
         print(f"{phase} {name} {types}: {ratio:.2f} times softmax, {kernel.registers} registers, tile {kernel.tile}")
-        for one in kernel.passes:
+        for part in kernel.passes:
             print(
-                f"  {one.name:9} {one.instructions:5} instructions, {one.barriers} barriers, {one.products} products; "
-                f"cycles: issue {one.issue}, special {one.special}, matrix {one.matrix}, memory {one.memory}"
+                f"  {part.name:9} {part.instructions:5} instructions, {part.barriers} barriers, "
+                f"{part.products} products; cycles: issue {part.issue}, special {part.special}, "
+                f"matrix {part.matrix}, memory {part.memory}"
             )
-        passes = [asdict(one) | {"cycles": one.cycles, "bound": one.bound} for one in kernel.passes]
+        passes = [asdict(part) | {"cycles": part.cycles, "bound": part.bound} for part in kernel.passes]
         rows.append(asdict(kernel) | {"passes": passes, "cycles_per_logit": kernel.cycles, "ratio": ratio})
     tokens, bodies = sampling_loops()
     for number, body in enumerate(bodies):

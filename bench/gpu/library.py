@@ -4,10 +4,10 @@ python -m bench.gpu.library --kernels build/kernels [--target 90] [--quick]
 cmake -S . -B build/gpu -DSHARP_CUDA=ON && cmake --build build/gpu --target sharp_trt sharp_plugin_call
 python -m bench.gpu.library [--libraries build/gpu] [--quick] [--minutes 9] [--resume]
 
-The first two need no GPU: they compile the kernels of the cases and no others. The third needs torch, this tree and
-the folder of libraries. The plugins are called as TensorRT calls them, with what is updated in place and copied. Cases
-whose kernels were not compiled are counted. The exit code is 1 where a result is wrong, and where nothing was compared.
-Where the time is over it ends with the rows that it has, and --resume goes on behind them.
+The first two commands need no GPU. They compile the kernels of the cases and no others. The third needs torch, this
+tree and the folder of libraries. Plugins are called as TensorRT calls them, with caches updated in place and copied.
+Cases whose kernels were not compiled are counted. The exit code is 1 if a result is wrong, or if nothing was compared.
+When the time is over the command ends with the rows that it has, and --resume goes on behind them.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from bench.gpu.cases import DeviceLostError, check_device, failure
 from bench.gpu.inputs import Call, to_numpy
 from bench.gpu.problems import attention_problem, paged_attention_problem
 from bench.gpu.run import merge_results, show
+from sharp.core.errors import SharpError
 from sharp.plugins.cuda.library import AttentionProblem, Library, Problem
-from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS
+from sharp.plugins.op.attributes import DEFAULT_STATS_COLUMNS
 from sharp.plugins.triton.options import Options
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_library.json"
@@ -45,7 +45,7 @@ def _columns(call: Call) -> int:
 
 
 class Caller:
-    """Runs calls through the libraries of a folder; device memory is torch's."""
+    """The libraries of a folder, through which calls are run; device memory is torch's."""
 
     def __init__(self, folder: Path) -> None:
         self.library = Library(folder / "libsharp_cuda.so")
@@ -58,7 +58,13 @@ class Caller:
         self.call_attention.argtypes = [ctypes.c_char_p, ctypes.POINTER(AttentionProblem), *workspace]
 
     def paged_attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
-        """Output, caches, scales or screen, stats; under "plugin copying" the call's own caches stay as they are."""
+        """Run PagedAttention and return output, caches, scales or screen, and stats.
+
+        `how` is one of `HOW`. The call's own caches change, except for "plugin copying".
+
+        Raises:
+            SharpError: the library or the plugin failed, for example because it has no kernel for the call.
+        """
         tensors = call.tensors
         query = tensors["query"]
         output = query.new_full((*query.shape[:2], tensors["value"].shape[2]), float("nan"))
@@ -75,7 +81,13 @@ class Caller:
         return output, *caches, stats
 
     def attention(self, call: Call, how: str) -> tuple[torch.Tensor, ...]:
-        """Output, presents and stats; a shared buffer is its own present but for "plugin copying"."""
+        """Run op Attention and return output, presents and stats.
+
+        `how` is one of `HOW`. A shared buffer is its own present and changes, except for "plugin copying".
+
+        Raises:
+            SharpError: the library or the plugin failed, for example because it has no kernel for the call.
+        """
         tensors = call.tensors
         query, shared = tensors["query"], "past_lens" in tensors
         output = query.new_full((*query.shape[:3], tensors["value"].shape[3]), float("nan"))
@@ -94,13 +106,17 @@ class Caller:
         return output, *presents, stats
 
     def launch(self, problem: Problem | AttentionProblem, query: torch.Tensor) -> None:
-        """Through the library; memory is taken where the query is."""
+        """Launch a problem through the library, with memory on the device of the query."""
         workspace = self.memory(query, self.library.workspace_bytes(problem))
         run = self.library.paged_attention if isinstance(problem, Problem) else self.library.attention
         run(problem, workspace.data_ptr(), self.stream(query))  # type: ignore[arg-type]
 
     def enqueue(self, function: Any, arguments: tuple[Any, ...], query: torch.Tensor) -> None:
-        """Through a plugin."""
+        """Call a plugin's function twice: for the size of its workspace, and to enqueue the work.
+
+        Raises:
+            SharpError: the plugin failed.
+        """
         size, stream = ctypes.c_size_t(), self.stream(query)
         self.check(function(*arguments, None, ctypes.byref(size), stream))
         workspace = self.memory(query, size.value)
@@ -108,23 +124,27 @@ class Caller:
 
     @staticmethod
     def stream(query: torch.Tensor) -> int:
-        """The stream that torch's work is on."""
+        """Return the stream that torch's work is on."""
         return torch.cuda.current_stream().cuda_stream if query.is_cuda else 0
 
     @staticmethod
     def memory(like: torch.Tensor, size: int) -> torch.Tensor:
-        """Device memory; torch keeps it until the stream is through with it."""
+        """Return device memory, which torch keeps until the stream is through with it."""
         return torch.empty(size, dtype=torch.uint8, device=like.device)
 
     @staticmethod
     def check(status: int) -> None:
-        """Raise SharpError unless the status is 0."""
+        """Check the status of a plugin's function.
+
+        Raises:
+            SharpError: the status is not 0.
+        """
         if status:
             raise SharpError(f"the plugin failed at step {status} of plugin_call.cc; its words are on stderr")
 
 
 class Op(NamedTuple):
-    """One of the ops, as the benchmarks know it."""
+    """An op as the benchmarks know it: its cases, its reference, and how it is run."""
 
     name: str
     cases: Callable[[bool], list[dict[str, Any]]]
@@ -134,7 +154,7 @@ class Op(NamedTuple):
     run: Callable[[Caller, Call, str], tuple[torch.Tensor, ...]]
 
     def ways(self, case: dict[str, Any]) -> tuple[str, ...]:
-        """How a case can be called."""
+        """Return the ways in which a case can be called."""
         return HOW if case.get("form", "shared") == "shared" else ("library", "plugin copying")
 
 
@@ -159,9 +179,9 @@ OPS = (
 
 
 def check_library(caller: Caller, quick: bool, device: str = "cuda", done: int = 0) -> Iterator[dict[str, Any]]:
-    """A row for each op, case and way to call; `built` is false where the libraries lack the kernels.
+    """Yield a row for each op, case and way to call; `built` is false where the libraries lack the kernels.
 
-    Rows have the `number` of their case; the first `done` are left out.
+    Rows have the `number` of their case; the first `done` cases are left out.
     """
     listed = [(op, case) for op in OPS for case in op.cases(quick)]
     for number, (op, case) in enumerate(listed[done:], done + 1):
@@ -171,7 +191,7 @@ def check_library(caller: Caller, quick: bool, device: str = "cuda", done: int =
 
 
 def options_of_cases(quick: bool) -> list[Options]:
-    """What the libraries must be compiled for."""
+    """Return the options that the libraries must be compiled for."""
     options: dict[Options, None] = {}
     for op, options_of in zip(OPS, (compilation.options_of, attention.options_of), strict=True):
         for case in op.cases(quick):
@@ -181,7 +201,7 @@ def options_of_cases(quick: bool) -> list[Options]:
 
 def compile_kernels(folder: Path, quick: bool, target: int) -> None:
     """Write the package of the cases' kernels for one compute capability, as `make kernels` does."""
-    from sharp.plugins.build_kernels import compile_with_progress
+    from sharp.plugins.cuda.build_kernels import compile_with_progress
     from sharp.plugins.cuda.kernel_set import kernels_for, plan_constants
     from sharp.plugins.cuda.package import write_package
 
@@ -201,7 +221,7 @@ def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> It
         if "has no kernel" in str(error):
             yield {"built": False}
             return
-        # Another failure is one of every call: the rows below say it.
+        # Another failure also meets every call below, whose rows report it.
     references = op.expected(arrays, call.normalizer, call.attributes)
     for how in op.ways(case):
         found: dict[str, Any]
@@ -216,9 +236,9 @@ def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> It
 
 
 def earlier_rows(path: Path, device: str, quick: bool) -> tuple[list[dict[str, Any]], int]:
-    """The rows of all cases but the last that an earlier call has begun on such a device, and how many cases they are.
+    """Return the rows of an earlier call's cases on such a device, without its last case, and the number of cases.
 
-    The last one may be unfinished; it is compared again.
+    The last case may be unfinished, so it is compared again.
     """
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     rows: list[dict[str, Any]] = (
@@ -229,7 +249,10 @@ def earlier_rows(path: Path, device: str, quick: bool) -> tuple[list[dict[str, A
 
 
 def main() -> int:
-    """Compare, print and write; 1 if a result is wrong or there is none."""
+    """Compare the compiled GPU libraries with float64, print the rows and write them to --output.
+
+    Return 1 if a result is wrong or there is none, 2 without a GPU, otherwise 0.
+    """
     parser = argparse.ArgumentParser(description="The compiled GPU libraries against float64.")
     parser.add_argument("--libraries", type=Path, default=Path("build/gpu"), help="folder of the three libraries")
     parser.add_argument("--quick", action="store_true", help="fewer cases")
@@ -246,7 +269,7 @@ def main() -> int:
         print("bench.gpu.library: torch finds no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
         return 2
     torch.cuda.init()
-    torch.zeros(1, device="cuda")  # makes torch's context current, which the library launches in
+    torch.zeros(1, device="cuda")  # makes torch's context current, because the library launches in it
     machine = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "call_sizes.h"
 #include "sharp_cuda.h"
 
 #define SHARP_EXPORT extern "C" __attribute__((visibility("default")))
@@ -58,20 +59,26 @@ Made make(const char* library, const char* op, const char* version, const SharpA
   if (handle == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), Made{};
   int32_t count = 0;
   auto* creators = reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(handle, "getCreators"))(count);
-  const char* const normalizers[] = {"softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2", "softpick"};
-  const char* normalizer = normalizers[attributes.normalizer];
-  const PluginField fields[] = {
-      {"normalizer", normalizer, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(normalizer))},
-      {"scale", &attributes.scale, PluginFieldType::kFLOAT32, 1},
-      {"alpha", &attributes.alpha, PluginFieldType::kFLOAT32, 1},
-      {"temperature_coefficients", attributes.temperature_coefficients, PluginFieldType::kFLOAT32,
-       attributes.temperature_terms},
-      {"entropy_threshold", &attributes.entropy_threshold, PluginFieldType::kFLOAT32, 1},
-      {"softcap", &attributes.softcap, PluginFieldType::kFLOAT32, 1},
-      {"window", &attributes.window, PluginFieldType::kINT32, 1},
-      {"causal", &attributes.causal, PluginFieldType::kINT32, 1},
-      {"stats_columns", &attributes.stats_columns, PluginFieldType::kINT32, 1}};
-  const PluginFieldCollection collection{9, fields};
+  const char* normalizer = sharp::kNormalizers[attributes.normalizer].name;
+  std::vector<PluginField> fields;
+  for (const sharp::AttributeDefinition& attribute : sharp::kAttributes) {
+    const void* data = reinterpret_cast<const char*>(&attributes) + attribute.offset;
+    switch (attribute.type) {
+      case sharp::AttributeType::kString:
+        fields.push_back({attribute.name, normalizer, PluginFieldType::kCHAR, int32_t(std::strlen(normalizer))});
+        break;
+      case sharp::AttributeType::kFloats:
+        fields.push_back({attribute.name, data, PluginFieldType::kFLOAT32, attributes.temperature_terms});
+        break;
+      case sharp::AttributeType::kFloat:
+        fields.push_back({attribute.name, data, PluginFieldType::kFLOAT32, 1});
+        break;
+      case sharp::AttributeType::kInt:
+        fields.push_back({attribute.name, data, PluginFieldType::kINT32, 1});
+        break;
+    }
+  }
+  const PluginFieldCollection collection{static_cast<int32_t>(fields.size()), fields.data()};
   for (int32_t index = 0; index < count; ++index) {
     auto* creator = static_cast<IPluginCreatorV3One*>(creators[index]);
     if (std::strcmp(creator->getPluginName(), op) == 0 && std::strcmp(creator->getPluginVersion(), version) == 0)
@@ -124,7 +131,7 @@ SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPage
   inputs.add(p.block_table, DataType::kINT32, {p.sequences, p.max_blocks});
   inputs.add(p.query_start, DataType::kINT32, {p.sequences + 1});
   inputs.add(p.context_lens, DataType::kINT32, {p.sequences});
-  inputs.add_optional(p.head_params, DataType::kFLOAT, {p.q_heads, p.head_params_width});
+  inputs.add_optional(p.head_params, DataType::kFLOAT, {p.q_heads, p.parameters});
   inputs.add_optional(p.alibi_slopes, DataType::kFLOAT, {p.q_heads});
   inputs.add_optional(p.collect_stats, DataType::kBOOL, {});
   Outputs outputs;
@@ -132,7 +139,7 @@ SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPage
   outputs.add(updated[0], cache, {p.blocks, p.kv_heads, p.head_dim, p.block_size});
   outputs.add(updated[1], cache, {p.blocks, p.kv_heads, p.block_size, p.value_dim});
   outputs.add(p.stats, DataType::kFLOAT, {p.tokens, p.q_heads, p.attributes.stats_columns});
-  const bool scaled = p.cache_type == SHARP_INT8 || p.cache_type == SHARP_FP8;
+  const bool scaled = sharp::has_scales(p.cache_type);
   if (scaled) {
     inputs.add(p.key_scale, DataType::kFLOAT, {p.blocks, p.kv_heads});
     inputs.add(p.value_scale, DataType::kFLOAT, {p.blocks, p.kv_heads});
@@ -140,7 +147,7 @@ SHARP_EXPORT int sharp_call_paged_attention(const char* library, const SharpPage
     outputs.add(updated[3], DataType::kFLOAT, {p.blocks, p.kv_heads});
   }
   if (p.screened) {
-    const int64_t screen_bytes = p.block_size * ((p.head_dim + 3) / 4 * 4 + 8);
+    const int64_t screen_bytes = sharp::screen_bytes(p.head_dim, p.block_size);
     inputs.add_optional(nullptr, DataType::kFLOAT, {});
     inputs.add_optional(nullptr, DataType::kFLOAT, {});
     inputs.add(p.key_screen, DataType::kINT8, {p.blocks, p.kv_heads, screen_bytes});
@@ -156,7 +163,7 @@ SHARP_EXPORT int sharp_call_attention(const char* library, const SharpAttention*
                                       size_t* workspace_bytes, SharpStream stream) {
   const SharpAttention& p = *problem;
   const DataType type = type_of(p.type);
-  const int64_t places = p.shared ? p.capacity : p.capacity + p.new_keys;
+  const int64_t places = sharp::slots_of(p);
   Inputs inputs;
   inputs.add(p.query, type, {p.batch, p.q_heads, p.queries, p.head_dim});
   inputs.add(p.key, type, {p.batch, p.kv_heads, p.new_keys, p.head_dim});
@@ -165,7 +172,7 @@ SHARP_EXPORT int sharp_call_attention(const char* library, const SharpAttention*
   inputs.add_optional(p.past_value, type, {p.batch, p.kv_heads, p.capacity, p.value_dim});
   inputs.add_optional(p.past_lens, DataType::kINT32, {p.batch});
   inputs.add_optional(p.total_lens, DataType::kINT32, {p.batch});
-  inputs.add_optional(p.head_params, DataType::kFLOAT, {p.q_heads, p.head_params_width});
+  inputs.add_optional(p.head_params, DataType::kFLOAT, {p.q_heads, p.parameters});
   inputs.add_optional(p.alibi_slopes, DataType::kFLOAT, {p.q_heads});
   inputs.add_optional(p.collect_stats, DataType::kBOOL, {});
   Outputs outputs;

@@ -1,4 +1,4 @@
-"""Calls of the benchmarks as structures of `libsharp_cuda.so`; their tensors must live as long as these are used."""
+"""Calls of the benchmarks as structures of `libsharp_cuda.so`, which are valid as long as the calls' tensors live."""
 
 from typing import Any
 
@@ -6,17 +6,11 @@ import torch
 
 import bench.gpu.source_tree  # noqa: F401 - makes sharp.plugins importable
 from bench.gpu.inputs import Call
-from sharp.plugins.cuda.library import TYPES, AttentionProblem, Attributes, Problem, normalizer_number
-from sharp.plugins.ops.attributes import (
-    DEFAULT_ALPHA,
-    DEFAULT_ENTROPY_THRESHOLD,
-    DEFAULT_STATS_COLUMNS,
-    ICML2025_COEFFICIENTS,
-)
+from sharp.plugins.cuda.library import TYPES, AttentionProblem, AttributesStruct, Problem
 
 
 def paged_attention_problem(call: Call, output: torch.Tensor, stats: torch.Tensor) -> Problem:
-    """A call of PagedAttention."""
+    """Return the structure of a call of PagedAttention."""
     tensors = call.tensors
     tokens, q_heads, head_dim = tensors["query"].shape
     blocks, kv_heads, block_size, value_dim = tensors["value_cache"].shape
@@ -42,7 +36,7 @@ def paged_attention_problem(call: Call, output: torch.Tensor, stats: torch.Tenso
 def attention_problem(
     call: Call, output: torch.Tensor, presents: tuple[torch.Tensor, torch.Tensor], stats: torch.Tensor
 ) -> AttentionProblem:
-    """A call of Attention."""
+    """Return the structure of a call of Attention."""
     tensors = call.tensors
     batch, q_heads, queries, head_dim = tensors["query"].shape
     _, kv_heads, new_keys, value_dim = tensors["value"].shape
@@ -67,24 +61,11 @@ def attention_problem(
 
 
 def _common(call: Call) -> dict[str, Any]:
-    tensors, options = call.tensors, call.attributes
-    coefficients = options.get("temperature_coefficients", ICML2025_COEFFICIENTS)
-    attributes = Attributes(
-        normalizer=normalizer_number(call.normalizer),
-        scale=options["scale"],
-        alpha=options.get("alpha", DEFAULT_ALPHA),
-        temperature_coefficients=tuple(coefficients),
-        temperature_terms=len(coefficients),
-        entropy_threshold=options.get("entropy_threshold", DEFAULT_ENTROPY_THRESHOLD),
-        softcap=options.get("softcap", 0.0),
-        window=options.get("window", -1),
-        causal=int(options.get("causal", True)),
-        stats_columns=options.get("stats_columns", DEFAULT_STATS_COLUMNS),
-    )
+    tensors = call.tensors
     return {
-        "attributes": attributes,
+        "attributes": AttributesStruct.of({**call.attributes, "normalizer": call.normalizer}),
         "type": _type(tensors["query"]),
-        "head_params_width": tensors["head_params"].shape[1] if "head_params" in tensors else 0,
+        "parameters": tensors["head_params"].shape[1] if "head_params" in tensors else 0,
         "alibi": "alibi_slopes" in tensors,
         **{name: tensor.data_ptr() for name, tensor in tensors.items()},
     }

@@ -7,8 +7,8 @@ compiled libraries (--libraries) and an exported model (--model, made by bench.g
 and goes on. Each section replaces its own part of the results, so sections can run in separate calls. A section that
 runs out of time keeps its rows and says so; with --resume another call goes on behind them, and leaves out sections
 that are complete. Each section has a process of its own. If a case ends that process, another
-continues with the next case, and the results have a row with the error. The exit code is 1 where a result is wrong or
-missing.
+continues with the next case, and the results have a row with the error. The exit code is 1 where a result is wrong or a
+case has failed.
 """
 
 import argparse
@@ -36,14 +36,17 @@ SECTIONS = {
     "end-to-end": "a whole model in ONNX Runtime's CUDA provider beside torch, tokens a second",
     "tiles": "other sizes of tiles than the kernels' own",
 }
-GRACE_SECONDS = 30  # for what was begun in time
-LOST = 3  # the exit code of a section's process whose GPU takes no more work from it
-MODULE = "bench.gpu.run"  # what a section's process runs
+GRACE_SECONDS = 30  # for a case that was begun in time
+LOST = 3  # the exit code of a section's process when the GPU takes no more work from it
+MODULE = "bench.gpu.run"  # the module that a section's process runs
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; `only` becomes the list of sections in their own order."""
+    """Return the command line's options; `only` becomes the list of sections in their own order.
+
+    `arguments` None means those of the process. Wrong options end the process with code 2.
+    """
     described = "\n".join(f"  {name:12} {what}" for name, what in SECTIONS.items())
     parser = argparse.ArgumentParser(
         description="Correctness and speed of the Triton kernels on a GPU.",
@@ -69,18 +72,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def merge_results(path: Path, sections: dict[str, Any]) -> dict[str, Any]:
-    """The results file with these sections instead of those of the same name; written, and returned."""
+    """Replace these sections in the results file, write it, and return all results."""
     merged: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merged.update(sections)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")  # in one piece: the process may be killed while it writes
+    new = path.with_suffix(".new")  # replaced in one piece, because the process may be killed while it writes
     new.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
     return merged
 
 
 def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterator[dict[str, Any]]:
-    """The section's results, one row at a time."""
+    """Yield the section's results, one row at a time."""
     from bench.gpu import attention, compilation, correctness, generation, sampling, shapes, speed, tiles
 
     quick = chosen.quick
@@ -125,7 +128,7 @@ def rows_of(section: str, chosen: argparse.Namespace, cases: "Cases") -> Iterato
 
 
 def device() -> dict[str, Any]:
-    """What the numbers were taken on."""
+    """Return the device and the versions with which the numbers were taken."""
     import torch
     import triton
 
@@ -139,21 +142,25 @@ def device() -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line of the row, numbers to four digits."""
+    """Return one line of the row, with numbers to four digits."""
     return "  " + "  ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
     )
 
 
 def run_section(section: str, chosen: argparse.Namespace) -> int:
-    """Measure a section in this process, behind the cases that others have done; LOST if it can't go on to the end."""
+    """Measure a section in this process, behind the cases done before, and write its rows to the results file.
+
+    The file has a part for the section already (`watch_section` makes it). Return `LOST` (3) if the GPU takes no more
+    work from this process, otherwise 0.
+    """
     from bench.gpu.cases import Cases, DeviceLostError
 
     end = time.monotonic() + 60 * chosen.minutes
     part = json.loads(chosen.output.read_text(encoding="utf-8"))[section]
     part |= device()
 
-    def save(**changes: Any) -> None:  # after every row: the machine may be taken back
+    def save(**changes: Any) -> None:  # after every row, because the machine may be taken back
         part.update(changes)
         merge_results(chosen.output, {section: part})
 
@@ -176,7 +183,7 @@ def run_section(section: str, chosen: argparse.Namespace) -> int:
 
 
 def earlier_part(section: str, chosen: argparse.Namespace) -> dict[str, Any] | None:
-    """What an earlier call has measured of the section on such a device and in as many sizes, if anything."""
+    """Return an earlier call's results of the section on such a device and with the same --quick; None without any."""
     results = json.loads(chosen.output.read_text(encoding="utf-8")) if chosen.output.is_file() else {}
     part: dict[str, Any] | None = results.get(section)
     if part is None or part["quick"] != chosen.quick or "done" not in part:
@@ -185,14 +192,18 @@ def earlier_part(section: str, chosen: argparse.Namespace) -> dict[str, Any] | N
 
 
 def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
-    """Measure a section in processes of its own, until its cases or the time are through."""
+    """Measure a section in processes of its own, until its cases are done or the time is over.
+
+    `end` is a time of `time.monotonic`. Rows are written to the results file as they come. A process that ends by
+    itself leaves a row with an error, and another goes on with the next case.
+    """
     part = earlier_part(section, chosen) if chosen.resume else None
     if part is None:
         part = {"quick": chosen.quick, "complete": False, "ended": False, "done": 0, "rows_done": 0, "rows": []}
     elif part["ended"] and part["complete"]:
         print("  complete already", flush=True)
         return
-    begun = part["done"]  # a case that ran when the machine was lost is measured again
+    begun = part["done"]  # so that a case that ran when the machine was lost is measured again
     part |= {"ended": False, "complete": False, "begun": begun, "rows": part["rows"][: part["rows_done"]]}
     merge_results(chosen.output, {section: part})
     while not part["ended"] and (left := end - time.monotonic()) > 0:
@@ -202,7 +213,7 @@ def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
         try:
             code = subprocess.run(command, check=False, timeout=left + GRACE_SECONDS).returncode
             said = f"its process ended with code {code}; the output above says more"
-        except subprocess.TimeoutExpired:  # the next call does the case again
+        except subprocess.TimeoutExpired:  # the next call will measure the case again
             print("  a case was still running when the time was over", flush=True)
             return
         before, part = begun, json.loads(chosen.output.read_text(encoding="utf-8"))[section]
@@ -212,12 +223,16 @@ def watch_section(section: str, chosen: argparse.Namespace, end: float) -> None:
             part |= {"done": begun, "rows_done": len(part["rows"])}
             merge_results(chosen.output, {section: part})
             print(show(part["rows"][-1]), flush=True)
-        if begun == before:  # it ended before any case, and so would the next one
+        if begun == before:  # the process ended before any case, and so would the next one
             return
 
 
 def main() -> int:
-    """Run the chosen sections; 1 if a result is wrong or missing."""
+    """Run the chosen sections; return 1 if a result is wrong or a case failed, 2 without a GPU, otherwise 0.
+
+    Sections for which there was no time do not change the code. In a section's own process (--behind), return the code
+    of `run_section`.
+    """
     chosen = parse()
     import torch
 

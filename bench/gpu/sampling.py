@@ -1,4 +1,4 @@
-"""The kernel that samples, on a GPU: its tokens against the definition in float64, and its time beside torch's."""
+"""The sampling kernel on a GPU: its tokens compared with the definition in float64, and its time with torch's."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from bench.gpu.cases import Cases
 from bench.gpu.speed import time_call
-from sharp.plugins.sampling import CHANGE, Changes
+from sharp.plugins.cpu.sampling import CHANGE, Changes
 from sharp.plugins.triton import sampling as kernel
 
-VOCABULARIES = (49_152, 128_256, 151_937)  # the last is odd: rows begin anywhere
+VOCABULARIES = (49_152, 128_256, 151_937)  # the last is odd, so that its rows are not aligned
 ROWS = (1, 64)
 SPREAD = 2.5  # standard deviation of the logits
 FILTERS = {  # sharpness, top_k, top_p, min_p
@@ -25,12 +25,16 @@ FILTERS = {  # sharpness, top_k, top_p, min_p
     "top-k, top-p": (1.0, 50, 0.95, 0.0),
     "penalties": (1.0, 0, 1.0, 0.0),
 }
-PENALIZED = 1000  # tokens of a row
-NEAR = 1e-5  # of a random number to the border of its token
+PENALIZED = 1000  # number of penalized tokens of a row
+NEAR = 1e-5  # the distance of a random number to its token's border within which another token is accepted
 
 
 def sampling(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
-    """Microseconds of a step's rows, and the rows whose token is not the definition's."""
+    """Yield a row for each vocabulary, number of rows and filter.
+
+    The entries are microseconds (of all rows of a step), wrong (rows whose token is not the definition's), holds (none
+    is wrong, and a second run gives the same tokens) and, where torch has a peer, torch_microseconds.
+    """
     for vocab in VOCABULARIES[1:2] if quick else VOCABULARIES:
         for rows in ROWS:
             for name in FILTERS:
@@ -54,7 +58,7 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
     indices = torch.arange(rows, device="cuda")
     candidates = torch.empty((rows, kernel.CONSTANTS["CANDIDATES"]), device="cuda")
     sampled = torch.empty(rows, dtype=torch.int64, device="cuda")
-    idle = changes.entries.copy()  # logits are changed in place: those that are timed must stay as they are
+    idle = changes.entries.copy()  # the kernel changes logits in place, but timed logits must stay
     idle["repetition"], idle["amount"] = 1, 0
     starts = torch.tensor(changes.starts, device="cuda")
     words = torch.tensor(idle.view(np.int32), device="cuda")
@@ -72,7 +76,7 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _penalties(rows: int, tokens: int, vocab: int) -> Changes:
-    """A repetition penalty, and a frequency penalty once, of so many tokens of each row."""
+    """Return a repetition and a frequency penalty of `tokens` tokens of each row."""
     random = np.random.default_rng(rows)
     parts = []
     for _ in range(rows):
@@ -84,7 +88,11 @@ def _penalties(rows: int, tokens: int, vocab: int) -> Changes:
 
 
 def misplacement(logits: NDArray[np.float32], parameters: NDArray[np.float64], token: int) -> float:
-    """How far the random number is from what would sample the token, as a share of the kept weights; 0 is right."""
+    """Return how far the random number is from those of the token, as a share of the kept weights; 0 is right.
+
+    `logits` are [vocab], `parameters` sharpness, top_k, top_p, min_p and the random number. A token that is not kept,
+    or under sharpness 0 is not the likeliest, gives infinity.
+    """
     sharpness, top_k, top_p, min_p, random = parameters.tolist()
     if sharpness == 0:
         return 0.0 if token == int(logits.argmax()) else np.inf

@@ -17,7 +17,7 @@ CONTEXTS = (4096, 32_768, 131_072)
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, KV heads and their size."""
+    """The number of query heads and KV heads, and the channels of a head."""
 
     q_heads: int
     kv_heads: int
@@ -25,7 +25,7 @@ class Heads:
 
     @property
     def options(self) -> dict[str, int]:
-        """As `make_call` takes them."""
+        """The sizes as arguments of `make_call`."""
         return dict(vars(self))
 
 
@@ -33,25 +33,26 @@ LARGE, SMALL = Heads(32, 8, 128), Heads(9, 3, 64)
 BATCHES = {
     **{f"8 of {context}": ((context - 1, 1),) * 8 for context in CONTEXTS},
     "1 of 131072 beside 63 of 1024": ((131_071, 1), *(((1023, 1),) * 63)),
-    "64 of 3056": ((3055, 1),) * 64,  # as many keys in all, evenly: the ratio is what unevenness costs
+    "64 of 3056": ((3055, 1),) * 64,  # as many keys as the batch before, but even: the ratio is the cost of unevenness
     "8 of 32768, 2 tokens": ((32_766, 2),) * 8,
     "8 of 32768, 4 tokens": ((32_764, 4),) * 8,
 }
 
 
 def jobs() -> list[Job]:
-    """The kernels that are launched."""
+    """Return the kernels to compile before `shapes`: every normalizer and phase for two sizes of heads."""
     return [
         Job(options_of(make_call(name, ((1, 1),), device="cpu", **heads.options)), phase)
         for heads in (LARGE, SMALL)
         for name in NORMALIZERS
-        # As the host sees the tokens of all sequences only, the kernel of prompts is launched beside several of each.
+        # The host sees only the tokens of all sequences, so for several tokens each it launches the prefill kernel,
+        # too.
         for phase in PHASES
     ]
 
 
 def shapes(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
-    """A row for each size of heads, batch and normalizer: microseconds a layer, and bytes of the cache a second."""
+    """Yield a row per size of heads, batch and normalizer: microseconds a layer, and bytes of the cache a second."""
     for heads in (LARGE, SMALL):
         for name, sequences in BATCHES.items():
             for normalizer in NORMALIZERS[:1] + NORMALIZERS[-1:] if quick else NORMALIZERS:

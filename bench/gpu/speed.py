@@ -1,4 +1,4 @@
-"""Times on a GPU: our kernels, their peers, and the machine's own limits. Medians of CUDA-event times."""
+"""Times on a GPU: Sharp's kernels, their peers, and the machine's own limits. Medians of CUDA-event times."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -19,11 +19,12 @@ from sharp.plugins.triton.options import Options
 
 DECODE = ("softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid")
 SCALED = {"softmax, int8 cache": torch.int8, "softmax, fp8 cache": torch.float8_e4m3fn}
-OTHER_DECODE = {**dict.fromkeys(SCALED, 2), "softmax, contiguous keys": 1}  # by how much a cache is smaller
+# The factor by which the cache of a subject is smaller than in bfloat16.
+OTHER_DECODE = {**dict.fromkeys(SCALED, 2), "softmax, contiguous keys": 1}
 PREFILL = ("softmax", "ssa", "adaptive_softmax", "entmax")
 QUESTIONS = PREFILL
-QUESTION = (131_072, 32)  # tokens in the cache and new ones: a question about a long text
-NEAR_KEYS = "entmax, ALiBi"  # as in the papers' models: only keys nearby get a weight
+QUESTION = (131_072, 32)  # tokens in the cache, and new tokens: a question about a long text
+NEAR_KEYS = "entmax, ALiBi"  # as in the papers' models, where only nearby keys get a weight
 CONTEXTS = (1024, 8192, 32_768, 131_072, 1_048_576)
 PROMPTS = (2048, 8192, 32_768, 131_072)
 BATCHES = (1, 8, 32)
@@ -33,13 +34,13 @@ SDPA_BACKENDS = {
     "torch SDPA (flash)": SDPBackend.FLASH_ATTENTION,
 }
 SPREAD = 2.0  # standard deviation of the logits; the support that entmax finds in them is in the row
-COLD_BYTES = 400 << 20  # of interleaved caches, so that none is found in the second-level cache
+COLD_BYTES = 400 << 20  # of interleaved key-value caches, so that none stays in the second-level cache
 MOST_BYTES = 16 << 30
 SAMPLE_MILLISECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Timing:
+class KernelTime:
     """Milliseconds: median and best of the repeats, and (third quartile - first) / median."""
 
     median: float
@@ -47,8 +48,11 @@ class Timing:
     spread: float
 
 
-def time_call(call: Callable[[], Any], graph: bool = True) -> Timing:
-    """Median time of a call; as a CUDA graph there is no time between its launches."""
+def time_call(call: Callable[[], Any], graph: bool = True) -> KernelTime:
+    """Return the times of a call in milliseconds, from 5 to 100 repeats after a warm-up.
+
+    With `graph` the call is captured in a CUDA graph, in which there is no time between its launches.
+    """
     for _ in range(2):
         call()
     torch.cuda.synchronize()
@@ -63,11 +67,11 @@ def time_call(call: Callable[[], Any], graph: bool = True) -> Timing:
     repeats = min(max(int(SAMPLE_MILLISECONDS / max(first, 1e-3)), 5), 100)
     times = sorted(_milliseconds(replay) for _ in range(repeats))
     median = statistics.median(times)
-    return Timing(median, times[0], (times[len(times) * 3 // 4] - times[len(times) // 4]) / median)
+    return KernelTime(median, times[0], (times[len(times) * 3 // 4] - times[len(times) // 4]) / median)
 
 
 def jobs(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
-    """The kernels that a section launches."""
+    """Return the kernels to compile before the measurement of a section."""
 
     def options(normalizer: str, **more: Any) -> Options:
         return options_of(make_call(normalizer, ((1, 1),), head_dim=HEAD_DIM, device="cpu", **more))
@@ -85,7 +89,7 @@ def jobs(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
 
 
 def machine(cases: Cases) -> Iterator[dict[str, Any]]:
-    """What the machine can do: bytes copied (read and written) and bfloat16 matrix products, a second."""
+    """Yield the machine's limits: bytes copied (read and written) and bfloat16 matrix products, a second."""
 
     def copy() -> Iterator[dict[str, Any]]:
         source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
@@ -103,14 +107,15 @@ def machine(cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def decode(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
-    """One token for every sequence: microseconds a layer, and bytes of keys and values a second."""
+    """Yield times of one token for every sequence: microseconds a layer, and bytes of keys and values a second."""
     for context in CONTEXTS[:3] if quick else CONTEXTS:
         for batch in BATCHES:
             if _cache_bytes(batch, context) > MOST_BYTES:
                 continue
-            calls = cache(partial(_decode_calls, batch, context))  # made for the first subject that is timed
+            calls = cache(partial(_decode_calls, batch, context))  # made only when the first subject is timed
             for name in (*DECODE, *OTHER_DECODE, "torch SDPA", "FlashInfer"):
-                if name in OTHER_DECODE and _cache_bytes(batch, context) > MOST_BYTES // 4:  # generated in float32
+                # The caches of these subjects are generated in float32.
+                if name in OTHER_DECODE and _cache_bytes(batch, context) > MOST_BYTES // 4:
                     continue
                 named = {"subject": name, "batch": batch, "context": context}
                 yield from cases.run(named, partial(_time_decode, name, calls, batch, context))
@@ -131,7 +136,7 @@ def _scaled_calls(dtype: torch.dtype, batch: int, context: int, layers: int) -> 
 
 
 def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Op Attention with a shared buffer, whose last slot the new key takes."""
+    """Return a step of op Attention with a shared buffer, whose last slot the new key takes."""
     from sharp.plugins.triton.attention import attention
 
     query, fresh = _heads(batch, 1, HEADS), _heads(batch, 1, KV_HEADS)
@@ -176,7 +181,7 @@ def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context
 
 
 def prefill(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
-    """One prompt: milliseconds, and operations a second of its causal half. Then few tokens behind many."""
+    """Yield times of one prompt and operations a second of its causal half, then times of few tokens behind many."""
     for length in PROMPTS[:2] if quick else PROMPTS:
         for name in (*PREFILL, NEAR_KEYS, *SDPA_BACKENDS, "FlashInfer", "AdaSplash"):
             yield from cases.run({"subject": name, "length": length}, partial(_time_prefill, name, length))
@@ -216,7 +221,7 @@ def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
 
 
 def statistics_cost(cases: Cases) -> Iterator[dict[str, Any]]:
-    """The same call without the input collect_stats, with it false, and with it true."""
+    """Yield the times of a call without the input collect_stats, with it false, and with it true."""
     for phase, sequences in {"decode": ((8191, 1),) * 32, "prefill": ((0, 8192),)}.items():
         for normalizer in PREFILL:
             yield from cases.run(
@@ -237,7 +242,7 @@ def _time_statistics(normalizer: str, sequences: tuple[tuple[int, int], ...]) ->
 
 
 def support(call: Call) -> float:
-    """Mean share of the visible keys that have a weight."""
+    """Return the mean share of the visible keys that have a weight, over all rows and heads; the call runs once."""
     device = call.tensors["query"].device
     stats = run(call.with_tensors(collect_stats=torch.tensor(True, device=device)))[-1]
     starts, contexts = call.tensors["query_start"].tolist(), call.tensors["context_lens"].tolist()
@@ -291,7 +296,7 @@ def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
 
     try:
         step()
-    except RuntimeError:  # this backend knows no groups of heads: every query head gets keys and values of its own
+    except RuntimeError:  # this backend has no groups of heads, so every query head gets its own keys and values
         key, value = (tensor.repeat_interleave(HEADS // KV_HEADS, 1) for tensor in (key, value))
         step = partial(step, False)
     return step
@@ -327,7 +332,7 @@ def _flashinfer_prefill(length: int) -> Callable[[], Any]:
 def _adasplash(length: int) -> Callable[[], Any]:
     from adasplash import adasplash
 
-    # It knows no groups of heads: every query head has keys and values of its own.
+    # AdaSplash has no groups of heads, so every query head has keys and values of its own.
     query, key, value = _heads(1, length, HEADS), _heads(1, length, HEADS), _heads(1, length, HEADS)
     query = query * SPREAD
     return lambda: adasplash(query, key, value, alpha=1.5, is_causal=True)

@@ -1,4 +1,4 @@
-"""The kernels' targets beside what was measured; from the results of `run.py` alone."""
+"""The kernels' targets beside the measured figures; from the results of `run.py` alone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,10 @@ SPARSE = (8, 32_768)  # batch and context from which entmax is to be faster
 
 
 def targets(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every target whose figures are there: its name, the limit, the measured ratio, whether it is met."""
+    """Yield every target whose figures are in `results`, the content of the file that `bench.gpu.run` writes.
+
+    The entries are target (its name), at least or at most (the limit), measured and met.
+    """
     rows = {
         section: [row for row in part["rows"] if "error" not in row and "skipped" not in row]
         for section, part in results.items()

@@ -1,7 +1,4 @@
-"""Times of other tiles than `tiles.decode_tile` and `prefill_tile` choose, and of prompts by specialized warps.
-
-Who tunes them decides by these, and whether SHARP_SPECIALIZED_PROMPTS becomes the default.
-"""
+"""Times of other tiles than `tiles.decode_tile` and `prefill_tile` choose, from which tiles are tuned."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +13,7 @@ from sharp.plugins.triton import launching
 from sharp.plugins.triton.tiles import Tile
 from sharp.plugins.triton.variants import kernels
 
-# Of three stages a key has one, of five two and of seven three: its block is loaded before it.
+# Of three stages a tile of keys has one, of five two and of seven three, because its block is loaded before it.
 DECODE = [
     *(Tile(16, 64, 4, stages) for stages in (3, 5, 7)),
     Tile(16, 32, 4, 7),
@@ -31,32 +28,22 @@ PREFILL = [
     Tile(128, 32, 8, 5),
 ]
 NORMALIZERS = ("softmax", "entmax", "adaptive_softmax", "ssa")
-SPECIALIZED = ("softmax", "ssa")
-SPECIALIZED_BLOCK = 128  # keys of a tile
-MOST_DIFFERENCE = 1e-2  # of the outputs' norm, in bfloat16
 CASES = {"decode": (((8191, 1),) * 32, DECODE), "prefill": (((0, 8192),), PREFILL)}
 
 
 def jobs() -> list[Job]:
-    """The kernels that are launched."""
+    """Return the kernels to compile before `tiles`: every normalizer, phase and tile that is tried."""
     calls = {name: make_call(name, ((1, 1),), device="cpu") for name in NORMALIZERS}
     return [
         Job(options_of(call), phase, tile)  # type: ignore[arg-type]
         for phase, (_, tried) in CASES.items()
         for call in calls.values()
         for tile in (None, *tried)
-    ] + [
-        Job(options_of(make_call(name, ((1, 1),), device="cpu", block_size=SPECIALIZED_BLOCK)), "prefill", None, on)
-        for name in SPECIALIZED
-        for on in (False, True)
     ]
 
 
 def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
-    """A row for each normalizer, phase and tile, and for the tile that is used now (`tile` is "own").
-
-    So too for prompts over blocks of 128 keys, as they are computed now and "specialized".
-    """
+    """Yield a row for each normalizer, phase and tile, and for the tile that is used now (`tile` is "own")."""
     for phase, (sequences, tried) in CASES.items():
         for normalizer in NORMALIZERS:
             for tile in (None, *tried):
@@ -65,20 +52,6 @@ def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
                 )
                 named = {"phase": phase, "normalizer": normalizer, "tile": shown}
                 yield from cases.run(named, partial(_time, phase, normalizer, sequences, tile))
-    for normalizer in SPECIALIZED:
-        for shown in ("own", "specialized"):
-            kind = {"phase": "prefill", "normalizer": normalizer, "block_size": SPECIALIZED_BLOCK, "tile": shown}
-            yield from cases.run(kind, partial(_time_specialized, normalizer, shown == "specialized"))
-
-
-def _time_specialized(normalizer: str, on: bool) -> Iterator[dict[str, Any]]:
-    call = make_call(normalizer, CASES["prefill"][0], spread=SPREAD, block_size=SPECIALIZED_BLOCK)
-    expected = run(call)[0].float()
-    chosen = kernels(options_of(call), capability(), specialized=on)
-    with mock.patch.object(launching, "_kernels", lambda *_: chosen):
-        difference = float((run(call)[0].float() - expected).norm() / expected.norm())
-        milliseconds = time_call(lambda: run(call)).median
-    yield {"milliseconds": milliseconds, "difference": difference, "holds": difference <= MOST_DIFFERENCE}
 
 
 def _time(

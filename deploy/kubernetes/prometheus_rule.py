@@ -1,6 +1,6 @@
-"""Write the PrometheusRule of the component `monitoring` from `deploy/prometheus`, the one place of our rules.
+"""Write the PrometheusRule of the component `monitoring` from the rules in `deploy/prometheus`.
 
-Run it after a change there: `.venv/bin/python deploy/kubernetes/prometheus_rule.py`. A test compares.
+Run `.venv/bin/python deploy/kubernetes/prometheus_rule.py` after a change of the rules. A test compares both.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ HEAD = "# Written by deploy/kubernetes/prometheus_rule.py from deploy/prometheus
 
 
 def prometheus_rule() -> str:
-    """The PrometheusRule, as YAML. Both files have groups of one name, so a group's name here says which file, too."""
+    """Return the PrometheusRule as YAML. A group's name includes its file's, because the files share names."""
     groups = [
         group | {"name": f"{group['name']}-{path.stem}"}
         for path in RULES

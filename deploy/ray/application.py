@@ -11,7 +11,7 @@ from sharp.serving.server.settings_sources import read_settings
 
 
 class Arguments(BaseModel):
-    """What an application can be told. How many replicas there are and what they get is said to Serve."""
+    """The arguments of an application. The number of replicas and their resources are settings of Ray Serve."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,10 +36,10 @@ class Arguments(BaseModel):
 
 
 def build(arguments: Arguments) -> Application:
-    """The application.
+    """Return the application for Ray Serve. Its replicas load the models, not this function.
 
     Raises:
-        InputError: a setting cannot be used, or is Serve's.
+        InputError: a setting is unknown or cannot be used, or is a port or TLS, which Serve sets.
     """
     for name in ("grpc_port", "http_port"):
         if name in arguments.settings:

@@ -1,7 +1,7 @@
-"""Backpressure: messages for a reader, and how many of them may be sent before it has read the first.
+"""Backpressure: a limit of the messages that may be sent before their reader has read the first.
 
-In Serve only gRPC, between its proxies and replicas, waits for a reader. Waiting here, too, makes a client that does
-not read a matter of `sharp.serving.frontends.service`, which bounds what waits for it and then stops its request.
+In Serve only gRPC, between proxies and replicas, waits for a reader. This module waits, too, so that unread messages
+pile up in `sharp.serving.frontends.service`, which bounds them and then stops the request.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from typing import Any
 from starlette.types import Message, Send
 
 Give = Callable[[Any], Awaitable[None]]
-AHEAD = 16  # messages given and not yet taken
+AHEAD = 16  # messages that may be given and not yet taken
 LENGTH = struct.Struct("<I")
-# Without them Serve has queues of its own, without a limit, between a replica and its proxies.
+# Without these settings Serve has queues of its own, without a limit, between a replica and its proxies.
 BOUNDED_BY = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -25,24 +25,27 @@ BOUNDED_BY = {
 
 
 def missing_settings(environment: Mapping[str, str]) -> str:
-    """What the environment must say for unread responses to be bounded; nothing where it does."""
+    """Return the settings of Ray, as NAME=VALUE with blanks between, that `environment` lacks; empty if it lacks none.
+
+    Without these settings Serve keeps unread responses in queues that have no limit.
+    """
     return " ".join(f"{name}={value}" for name, value in BOUNDED_BY.items() if environment.get(name) != value)
 
 
-class Batch:
-    """Messages that Serve takes for one, as each that goes through it costs a proxy and a replica some work."""
+class MessageBatch:
+    """Several messages that Serve handles as one, because each message costs a proxy and a replica some work."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
         self._messages = messages
 
     def SerializeToString(self) -> bytes:  # noqa: N802
-        """All of them, each after its length."""
+        """Return all messages, each after its length as a little-endian uint32, as `unpacked` reads them."""
         written = [message.SerializeToString() for message in self._messages]
-        return b"".join(LENGTH.pack(len(one)) + one for one in written)
+        return b"".join(LENGTH.pack(len(content)) + content for content in written)
 
 
 def unpacked(batch: bytes) -> Iterator[bytes]:
-    """The messages of a batch."""
+    """Yield the messages, as bytes, of a batch that `MessageBatch.SerializeToString` wrote."""
     start = 0
     while start < len(batch):
         (length,) = LENGTH.unpack_from(batch, start)
@@ -50,8 +53,12 @@ def unpacked(batch: bytes) -> Iterator[bytes]:
         yield batch[start - length : start]
 
 
-async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator[Batch]:
-    """What `fill` gives, as it comes, and at the end its error. Who stops reading cancels it, wherever it waits."""
+async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator[MessageBatch]:
+    """Yield the messages that `fill` gives, in batches as they come, and raise the error of `fill` at the end.
+
+    `fill` gets an async function and calls it with one message at a time. The call waits while the reader has not taken
+    16 (`AHEAD`) earlier messages. A reader that closes the generator cancels `fill`.
+    """
     messages: asyncio.Queue[Any] = asyncio.Queue()
     room = asyncio.Semaphore(AHEAD)
 
@@ -75,7 +82,7 @@ async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator
             if ended := batch[-1] is None:
                 batch.pop()
             if batch:
-                yield Batch(batch)
+                yield MessageBatch(batch)
             for _ in batch:
                 room.release()
         await running
@@ -85,9 +92,12 @@ async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator
 
 
 def held_back(send: Send) -> Send:
-    """Serve's `send`, which puts messages into a queue of a replica, waiting until its proxy has taken earlier ones."""
+    """Return a `send` that waits while Serve's proxy has not taken 16 (`AHEAD`) earlier messages from the replica.
+
+    Call this function in the running event loop of the application.
+    """
     room = asyncio.Semaphore(AHEAD)
-    # Serve may read its queue in a thread of its own.
+    # Serve may read the queue in a thread of its own.
     taken = partial(asyncio.get_running_loop().call_soon_threadsafe, room.release)
 
     async def send_when_taken(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""A gRPC call as our servicers know it, over what Ray Serve gives a replica."""
+"""`ReplicaContext`: the context of a gRPC call for Sharp's servicers, made of what Ray Serve gives a replica."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -9,16 +9,16 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from ray.serve.grpc_util import RayServegRPCContext
-from sharp.ray.backpressure import Batch, Give, handed_over
+from sharp.ray.backpressure import Give, MessageBatch, handed_over
 
 Servicer = Callable[[Any, Any], Awaitable[Any]]
 
 
 class ReplicaContext:
-    """The part of `grpc.aio.ServicerContext` that our servicers use.
+    """The part of `grpc.aio.ServicerContext` that Sharp's servicers use.
 
-    Serve hands code, details and trailing metadata to its proxy with a message only. A call that ends with a status is
-    therefore given an empty message to carry it, which `sharp.ray.proxy` takes out again.
+    Serve hands code, details and trailing metadata to its proxy only together with a message. A call that ends with a
+    status therefore sends an empty message to carry it, which `sharp.ray.proxy` takes out again.
     """
 
     def __init__(self, context: RayServegRPCContext) -> None:
@@ -26,21 +26,37 @@ class ReplicaContext:
         self._give: Give
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """What the client sent."""
+        """Return the metadata that the client sent, as pairs of key and value."""
         return self._context.invocation_metadata()
 
+    def peer(self) -> str:
+        """Return the address of the client as Serve's proxy reports it."""
+        return self._context.peer()
+
     async def send_initial_metadata(self, metadata: Iterable[tuple[str, str]]) -> None:
-        """Give them to the proxy with the first message, as trailing ones: Serve knows no others."""
+        """Set metadata that reach the proxy with the first message, as trailing metadata, because Serve has no other.
+
+        Call this method before the first message. It replaces metadata that were set before.
+        """
         self._context.set_trailing_metadata([*metadata])
 
     async def write(self, message: Any) -> None:
-        """Send a message of a stream, when the ones before it are on their way."""
+        """Send a message of a stream, after waiting while too many earlier messages are unread.
+
+        Only a servicer that `stream` runs may write.
+        """
         await self._give(message)
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[tuple[str, Any]] = ()
     ) -> None:
-        """End the call; every status has details of google.rpc, so that the proxy knows whose it is."""
+        """End the call with a status and details of google.rpc, by which the proxy knows the status from Serve's own.
+
+        Without `trailing_metadata`, the details consist of the code and the message.
+
+        Raises:
+            grpc.aio.AbortError: always; `unary` and `stream` catch it.
+        """
         trailing = [(str(key), value) for key, value in trailing_metadata]
         if not trailing:
             status = rpc_status.to_status(status_pb2.Status(code=code.value[0], message=details))
@@ -51,14 +67,14 @@ class ReplicaContext:
         raise grpc.aio.AbortError(details)
 
     async def unary(self, servicer: Servicer, request: Any) -> Any:
-        """The response of `servicer`, or an empty message with the status that it ended with."""
+        """Return the response of `servicer`, or an empty message with the status that the call ended with."""
         try:
             return await servicer(request, self)
         except grpc.aio.AbortError:
             return empty_pb2.Empty()
 
-    def stream(self, servicer: Servicer, request: Any) -> AsyncGenerator[Batch]:
-        """The messages of `servicer`, and an empty one at the end if it ended with a status."""
+    def stream(self, servicer: Servicer, request: Any) -> AsyncGenerator[MessageBatch]:
+        """Return a generator of batches of the messages that `servicer` writes, with an empty one after an abort."""
 
         async def fill(give: Give) -> None:
             self._give = give

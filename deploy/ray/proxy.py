@@ -1,8 +1,8 @@
-"""What Serve's gRPC proxies do with our calls: `grpc_servicer_functions: ["sharp.ray.proxy:add_services"]`.
+"""Sharp's services in Serve's gRPC proxies: `grpc_servicer_functions: ["sharp.ray.proxy:add_services"]`.
 
-Serve replaces the behaviour of every method by its own, which sends the call to a replica. Here two things are put
-around that: a call is given its model and the beginning of its prompt to be routed by, and a status of Serve's own
-becomes one that clients can act on. Serve says INTERNAL when a replica is lost; ours is UNAVAILABLE with RetryInfo.
+Serve replaces the behaviour of every method by its own, which sends the call to a replica. This module adds two things:
+a call is given its model and the beginning of its prompt to be routed by, and a status of Serve's own becomes a status
+that clients can act on. Serve says INTERNAL when a replica is lost; clients get UNAVAILABLE with RetryInfo instead.
 `grpc.health.v1` is served here, by what Serve's own health says of this proxy. Every request of KServe's
 ModelStreamInfer is a call of its own, which goes to the replica that suits it.
 """
@@ -33,7 +33,7 @@ SERVICES = (
     control_pb2.DESCRIPTOR.services_by_name["ControlService"],
     grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
 )
-KINDS = {  # by what is a stream: the requests, the responses
+KINDS = {  # by whether the requests and the responses are streams
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
@@ -47,17 +47,23 @@ SERVE_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
 
 
 def add_services(_servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the services of `sharp.v1`, KServe's and `grpc.health.v1` to a proxy of Ray Serve."""
+    """Add the services of `sharp.v1`, KServe's and `grpc.health.v1` to the gRPC server of a proxy of Ray Serve.
+
+    Serve passes `_servicer` as to functions that grpc generates. This function does not use it.
+    """
     for service in SERVICES:
         server.add_generic_rpc_handlers((_Handlers(service),))
-    server.add_generic_rpc_handlers((_Health(),))
+    server.add_generic_rpc_handlers((_ProxyHealth(),))
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """The methods of a service, which Serve gives their behaviour."""
+    """The gRPC handlers of one service in a proxy of Ray Serve.
+
+    Serve puts its own functions, which call a replica, into `_method_handlers`; `service` wraps these for each call.
+    """
 
     def __init__(self, service: ServiceDescriptor) -> None:
-        # Serve replaces this dictionary, by the name that grpc's own handler has it under.
+        # Serve replaces this dictionary by its name, which is the one that grpc's own handler has.
         self._method_handlers: dict[str, Any] = {}
         for method in service.methods:
             kind = KINDS[method.client_streaming, method.server_streaming]
@@ -65,7 +71,7 @@ class _Handlers(grpc.GenericRpcHandler):
             self._method_handlers[f"/{service.full_name}/{method.name}"] = kind(_no_behaviour, read)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """See grpc.GenericRpcHandler."""
+        """Return the handler of a method, with routing and statuses around Serve's behaviour; None for others."""
         handler = self._method_handlers.get(handler_call_details.method)
         if handler is None:
             return None
@@ -101,7 +107,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 async def _write(context: Any, message: bytes) -> None:
-    """Write a message of a stream, or end the call of a client that reads nothing."""
+    """Write a message of a stream to the client; if the client has stopped reading, end the call."""
     try:
         await write(context, message)
     except SlowReaderError as error:
@@ -109,11 +115,15 @@ async def _write(context: Any, message: bytes) -> None:
 
 
 async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """What comes from a replica; nothing is read ahead."""
+    """Yield the messages of one call from a replica, unpacked from its batches and without empty messages.
+
+    An empty message only carries the status of the call. Nothing is read ahead. Closing the generator cancels the call
+    in the replica.
+    """
     try:
         async for batch in serving:
             for message in unpacked(batch):
-                if message:  # an empty one only carries the status, and nothing must be sent before that
+                if message:  # an empty message only carries the status, before which nothing must be sent
                     yield message
     except GeneratorExit:
         await asyncio.wait([asyncio.create_task(_cancel(serving))])
@@ -121,7 +131,7 @@ async def _messages(serving: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 async def _cancel(serving: AsyncGenerator[bytes]) -> None:
-    """Cancel Serve where it waits for the next message: only there does it cancel the replica's call."""
+    """Cancel Serve where it waits for the next message, because only there does it cancel the replica's call."""
     task = asyncio.current_task()
     assert task is not None
     task.cancel()  # takes effect at the next wait
@@ -130,9 +140,9 @@ async def _cancel(serving: AsyncGenerator[bytes]) -> None:
 
 
 class _Context:
-    """The context of a call, for Serve.
+    """The context of a gRPC call as Serve sees it; all but `peer` is the call's own.
 
-    Serve asks for the peer once more when the call is over, for its log; grpc would then read memory that may be gone.
+    After the call Serve asks for the peer once more, for its log. grpc would then read memory that may be freed.
     """
 
     def __init__(self, context: Any) -> None:
@@ -143,20 +153,20 @@ class _Context:
         return getattr(self._context, name)
 
     def peer(self) -> str:
-        """See grpc.ServicerContext."""
+        """Return the peer as it was at the beginning of the call."""
         return str(self._peer)
 
 
-class _Health(grpc.GenericRpcHandler):
+class _ProxyHealth(grpc.GenericRpcHandler):
     """`grpc.health.v1`: a proxy serves once it knows its replicas, and until it is drained."""
 
     def __init__(self) -> None:
-        # Serve puts its own health behind this name, as it does with the methods above.
+        # Serve puts its own health behind this name, as it does with the methods of `_Handlers`.
         ask: Any = grpc.unary_unary_rpc_method_handler(_no_behaviour)
         self._method_handlers = {SERVE_HEALTH: ask}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """See grpc.GenericRpcHandler."""
+        """Return the handler of Check or Watch; None for other methods."""
         read, write = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
         if handler_call_details.method == "/grpc.health.v1.Health/Check":
             return grpc.unary_unary_rpc_method_handler(self._check, read, write)
@@ -181,56 +191,60 @@ class _Health(grpc.GenericRpcHandler):
 
     async def _status(self, context: Any) -> Any:
         inner = _InnerContext(context)
-        # Serve's base class sets it and does not declare it.
+        # Serve's base class sets the handler and does not declare it.
         await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), inner)  # type: ignore[attr-defined]
         status = health_pb2.HealthCheckResponse
         return status.SERVING if inner.code() == grpc.StatusCode.OK else status.NOT_SERVING
 
 
 class _InnerContext(_Context):
-    """The context of a question that is put to Serve itself; what it says is kept from the client."""
+    """The context of a call that the proxy itself makes to Serve, such as a health check or one request of a stream.
+
+    It keeps the status and the trailing metadata that Serve sets, so that these do not end the client's call.
+    """
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self._code: Any = 0  # Serve sets what is false
+        self._code: Any = 0  # Serve sets a code that is false
         self._details = ""
         self._trailing: Any = ()
 
     def set_code(self, code: Any) -> None:
-        """See grpc.ServicerContext."""
+        """Keep the status code that Serve sets, away from the client's call."""
         self._code = code
 
     def code(self) -> Any:
-        """See grpc.ServicerContext."""
+        """Return the status code that Serve has set; 0 before that."""
         return self._code
 
     def set_details(self, details: str) -> None:
-        """See grpc.ServicerContext."""
+        """Keep the message of the status that Serve sets, away from the client's call."""
         self._details = details
 
     def details(self) -> str:
-        """See grpc.ServicerContext."""
+        """Return the message of the status that Serve has set; empty before that."""
         return self._details
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        """See grpc.ServicerContext."""
+        """Keep the trailing metadata that Serve sets, away from the client's call."""
         self._trailing = metadata
 
     def trailing_metadata(self) -> Any:
-        """See grpc.ServicerContext."""
+        """Return the trailing metadata that was set."""
         return self._trailing
 
 
 def _no_behaviour(_request: Any, _context: Any) -> Any:
-    """Stand where Serve puts its own behaviour; nobody calls it."""
+    """Raise NotImplementedError. This stands in a gRPC handler until Serve puts its own function in its place."""
     raise NotImplementedError
 
 
 class _Routed(_Context):
-    """The context of a call with the metadata by which Serve routes, unless the client sent them.
+    """The context of a call with the metadata by which Serve routes: the model and the session of the request.
 
-    A replica has only trailing metadata. Those without a status are meant as initial ones (`ReplicaContext`), but for
-    the request id that Serve adds to them.
+    Metadata of these names from the client are kept. A replica can set trailing metadata only. If a call ends without a
+    status of the replica's, they are meant as initial metadata (`ReplicaContext`) and kept in `initial`, except the
+    request id that Serve adds to them.
     """
 
     def __init__(self, context: Any, request: Any) -> None:
@@ -241,11 +255,14 @@ class _Routed(_Context):
         self.initial: tuple[tuple[str, Any], ...] = ()
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
-        """See grpc.ServicerContext."""
+        """Return the client's metadata, with those added by which Serve routes."""
         return self._metadata
 
     def set_trailing_metadata(self, metadata: Iterable[tuple[str, Any]]) -> None:
-        """See grpc.ServicerContext."""
+        """Take the metadata that a replica has set: with a status they become the call's trailing metadata.
+
+        Without a status they are kept in `initial`, to be sent before the first message.
+        """
         pairs = tuple(metadata)
         ended = any(name == STATUS_DETAILS for name, _ in pairs)
         self.initial = () if ended else tuple(pair for pair in pairs if pair[0] != SERVE_REQUEST_ID)
@@ -253,19 +270,22 @@ class _Routed(_Context):
 
 
 async def _end(context: Any) -> None:
-    """Let a status that is not a replica's end the call as one of ours, with what a client needs to come back."""
+    """End the call with Sharp's status if its status is Serve's own (such as no replica), else do nothing.
+
+    So clients learn when to come back.
+    """
     error = _error(context)
     if error is not None:
         await abort(context, error)
 
 
 def _error(context: Any) -> SharpError | None:
-    """What a status of Serve's own says in our words; None for a replica's, and where it says enough."""
+    """Return the error that a status of Serve's own means; None for a replica's status, and if Serve's is clear."""
     if any(name == STATUS_DETAILS for name, _ in context.trailing_metadata() or ()):
         return None
     code, details = context.code(), context.details()
-    # Replicas say INTERNAL with details: this one never came to it. CANCELLED is what `sharp.ray.router` did to a call
-    # whose replica is dead; who cancels a call of their own ends what would come here.
+    # A replica's own INTERNAL has details, so this call never came to one. `sharp.ray.router` ends a call whose replica
+    # is dead with CANCELLED; a client that cancels its own call never comes here.
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
         return UnavailableError("the replica that had the request was lost; send it again", RETRY_SECONDS)
     if code == grpc.StatusCode.UNAVAILABLE:

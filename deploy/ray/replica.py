@@ -17,8 +17,8 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.grpc_util import RayServegRPCContext
-from sharp.plugins.manifest import read_manifest
-from sharp.ray.backpressure import Batch, held_back, missing_settings
+from sharp.core.manifest import read_manifest
+from sharp.ray.backpressure import MessageBatch, held_back, missing_settings
 from sharp.ray.context import ReplicaContext, Servicer
 from sharp.ray.request import model_of
 from sharp.ray.router import PrefixRouter
@@ -34,6 +34,7 @@ from sharp.serving.frontends.http.server import HttpServer
 from sharp.serving.frontends.running import RunningModel, run_model
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.request_log import set_up_logging
+from sharp.serving.security import caller
 from sharp.serving.security.tokens import tokens_of
 from sharp.serving.server.settings_sources import read_settings
 from sharp.v1 import control_pb2
@@ -43,8 +44,8 @@ ABORT_SECONDS = 10.0
 HIGHEST_PORT = 65535
 
 
-class LoadedModel:
-    """A model in a replica, until Serve unloads it for another."""
+class ReplicaModel:
+    """A loaded model in a replica of Ray Serve, with its engine and HTTP application, until Serve unloads it."""
 
     def __init__(
         self, running: RunningModel, app: Starlette, stack: AsyncExitStack, grace_seconds: float, models: Sequence[str]
@@ -56,17 +57,20 @@ class LoadedModel:
         self.kserve = KServeService(running.service, running.info.version, models)
         self._stack = stack
         self._grace_seconds = grace_seconds
-        # Serve awaits this of a model that it unloads. Not a method: Python would call that one, too.
+        # Serve awaits `__del__` of a model that it unloads. It is no method, because Python would call that, too.
         self.__del__ = self.close
 
     async def close(self) -> None:
-        """Let what runs come to its end, for as long as it may, and free the memory."""
+        """Wait at most the setting `grace_seconds` for the running requests, cancel the rest, and free the memory."""
         await self.running.service.drain(self._grace_seconds)
         await self._stack.aclose()
 
 
-def _unary(method: Callable[[LoadedModel], Servicer]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """A method of `ModelServer` for an RPC with one response, by `method` of the model that the request names."""
+def _unary(method: Callable[[ReplicaModel], Servicer]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a method of `ModelServer` for an RPC with one response.
+
+    `method` returns the servicer of a loaded model; the request names the model.
+    """
 
     async def respond(self: "ModelServer", request: Any, grpc_context: RayServegRPCContext) -> Any:
         return await ReplicaContext(grpc_context).unary(partial(self._respond, method), request)
@@ -85,17 +89,17 @@ def _unary(method: Callable[[LoadedModel], Servicer]) -> Callable[..., Coroutine
 )
 @serve.ingress()
 class ModelServer:
-    """Our gRPC services and our HTTP application, as Serve calls them: gRPC's methods by their names."""
+    """Sharp's gRPC services and HTTP application in the form that Serve calls: gRPC's methods by their names."""
 
     async def __init__(  # type: ignore[misc]
         self, models: list[str], settings: dict[str, Any], models_per_replica: int, metrics_port: int | None
     ) -> None:
-        """See `sharp.ray.application.Arguments`; the first model is loaded at once.
+        """Take the fields of `sharp.ray.application.Arguments`, and load the first model.
 
         Raises:
             SharpError: a model or a setting cannot be used.
         """
-        self._loaded: set[LoadedModel] = set()
+        self._loaded: set[ReplicaModel] = set()
         self._metrics_server: HttpServer | None = None
         given = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
         self._settings = read_settings({"threads": max(1, int(given))} | settings, None)
@@ -105,12 +109,12 @@ class ModelServer:
             logger.warning("what clients do not read is not bounded: start Ray with %s", missing)
         self._folders = {read_manifest(Path(path)).name: Path(path) for path in models}
         if len(self._folders) < len(models):
-            raise InputError("two of the models have the same name")
+            raise InputError("two of the models have the same name; give each a name of its own")
         self._tokens = tokens_of(config)
         self._metrics = Metrics(self._settings.metrics.metric_aliases)
 
         @serve.multiplexed(max_num_models_per_replica=models_per_replica)  # type: ignore[untyped-decorator]
-        async def load(name: str) -> LoadedModel:
+        async def load(name: str) -> ReplicaModel:
             return await self._load_folder(self._folders[name])
 
         self._load = load
@@ -119,7 +123,7 @@ class ModelServer:
             app = Starlette(routes=[metrics_route(self._metrics)])
             # Replicas of one machine cannot share a port.
             gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-            index = int(gpus[0]) if gpus and gpus[0].isdecimal() else 0  # of a GPU that CUDA_VISIBLE_DEVICES names: 0
+            index = int(gpus[0]) if gpus and gpus[0].isdecimal() else 0  # 0 if CUDA_VISIBLE_DEVICES has a name
             port = metrics_port + index if metrics_port else 0
             if port > HIGHEST_PORT:
                 raise InputError(
@@ -129,59 +133,69 @@ class ModelServer:
             await self._metrics_server.start()
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
 
-    async def _load_folder(self, path: Path) -> LoadedModel:
+    async def _load_folder(self, path: Path) -> ReplicaModel:
         stack = AsyncExitStack()
         config = self._settings.server
         running = await stack.enter_async_context(run_model(path, self._settings, self._metrics))
         app = make_app(running, self._metrics, config.max_message_bytes, self._tokens)
-        loaded = LoadedModel(running, app, stack, config.grace_seconds, tuple(self._folders))
+        loaded = ReplicaModel(running, app, stack, config.grace_seconds, tuple(self._folders))
         self._loaded.add(loaded)
         stack.callback(self._loaded.discard, loaded)
         return loaded
 
-    async def _model(self, name: str) -> LoadedModel:
-        """The model of that name; the first one for none.
+    async def _model(self, name: str) -> ReplicaModel:
+        """Return the model of that name, or the first model for an empty name, and load it if need be.
 
         Raises:
             NotFoundError: there is no such model.
+            SharpError: the model cannot be loaded.
         """
         name = name or next(iter(self._folders))
         if name not in self._folders:
             raise NotFoundError(f"model {name!r} is not served here; the cluster has {', '.join(self._folders)}")
-        loaded: LoadedModel = await self._load(name)
+        loaded: ReplicaModel = await self._load(name)
         return loaded
 
-    async def _whichever(self) -> LoadedModel:
-        """A model that is here, for what is about none; only where none is here, one is loaded."""
-        there = [one for one in self._loaded if not one.running.service.draining]
+    async def _whichever(self) -> ReplicaModel:
+        """Return any model that is loaded, for a request about none; load the first only if none is loaded."""
+        there = [loaded for loaded in self._loaded if not loaded.running.service.draining]
         return there[0] if there else await self._model("")
 
     async def check_health(self) -> None:
-        """Serve asks now and then, and replaces the replica when this raises."""
+        """Check that the engine of every loaded model works. Serve calls this method every 5 s.
+
+        Serve replaces the replica if the check fails.
+
+        Raises:
+            EngineError: an engine has ended, or its last steps and a request of the check's own failed.
+            StalledError: an engine or a pool of its threads is stuck.
+        """
         for loaded in self._loaded:
             if not loaded.running.service.draining:
                 await loaded.running.service.health.check_live()
 
-    async def _respond(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> Any:
+    async def _respond(self, method: Callable[[ReplicaModel], Servicer], request: Any, context: Any) -> Any:
         try:
             if self._tokens is not None:
-                self._tokens.check(dict(context.invocation_metadata()).get("authorization"))
+                caller.CURRENT_TOKEN.set(self._tokens.check(dict(context.invocation_metadata()).get("authorization")))
             name = model_of(request)
             loaded = await (self._whichever() if name is None else self._model(name))
         except SharpError as error:
             return await abort(context, error)
         return await method(loaded)(request, context)
 
-    def _stream(self, method: Callable[[LoadedModel], Servicer], request: Any, context: Any) -> AsyncGenerator[Batch]:
+    def _stream(
+        self, method: Callable[[ReplicaModel], Servicer], request: Any, context: Any
+    ) -> AsyncGenerator[MessageBatch]:
         return ReplicaContext(context).stream(partial(self._respond, method), request)
 
-    async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Batch]:  # noqa: N802
-        """See `sharp.v1.InferenceService`."""
+    async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[MessageBatch]:  # noqa: N802
+        """Yield the responses of `sharp.v1.InferenceService.Generate` in batches."""
         async with aclosing(self._stream(lambda loaded: loaded.inference.Generate, request, grpc_context)) as batches:
             async for batch in batches:
                 yield batch
 
-    # By the names that Serve calls; what is about a server is about the replica that handles the request.
+    # Serve calls these methods by name. RPCs about a server are about the replica that handles the request.
     Tokenize = _unary(lambda loaded: loaded.inference.Tokenize)
     GetServerInfo = _unary(lambda loaded: loaded.control.GetServerInfo)
     GetModelInfo = _unary(lambda loaded: loaded.control.GetModelInfo)
@@ -197,11 +211,11 @@ class ModelServer:
     ModelInfer = _unary(lambda loaded: loaded.kserve.ModelInfer)
 
     async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
-        """See `sharp.v1.ControlService`; whichever replica has the request ends it."""
+        """End a request as `sharp.v1.ControlService` does, in whichever replica it runs."""
         return await ReplicaContext(grpc_context).unary(self._abort, request)
 
-    async def ModelStreamInfer(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[Batch]:  # noqa: N802
-        """See KServe's `GRPCInferenceService`; `sharp.ray.proxy` sends the requests of a stream one by one."""
+    async def ModelStreamInfer(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[MessageBatch]:  # noqa: N802
+        """Yield the responses to one request of a stream; `sharp.ray.proxy` sends a stream's requests one by one."""
         async with aclosing(self._stream(_alone, request, grpc_context)) as batches:
             async for batch in batches:
                 yield batch
@@ -220,7 +234,10 @@ class ModelServer:
         return control_pb2.AbortResponse()
 
     async def end(self, request_id: str) -> bool:
-        """End a request, if it runs here; `Abort` asks every replica."""
+        """End the request of this id if it runs in this replica, and return whether it did.
+
+        `Abort` calls this method in every replica.
+        """
         for loaded in [*self._loaded]:
             with suppress(NotFoundError):
                 await asyncio.wrap_future(loaded.running.service.engine.abort(request_id))
@@ -228,16 +245,16 @@ class ModelServer:
         return False
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """What Serve sends HTTP requests to."""
+        """Return the application to which Serve sends HTTP requests."""
         return Starlette(routes=[Mount("/", self._http)])
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Tokens first: who has none makes no replica load a model.
+        # Check tokens first, so that a client without one makes no replica load a model.
         app = self._of_model if self._tokens is None else TokenMiddleware(self._of_model, self._tokens)
         await app(scope, receive, held_back(send))
 
     async def _of_model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on to the model that it names; health and metrics are for whichever there is."""
+        """Pass a request to the model that it names; requests for health and metrics go to any loaded model."""
         try:
             if is_protected(scope):
                 loaded = await self._model(serve.get_multiplexed_model_id())
@@ -249,15 +266,15 @@ class ModelServer:
             await loaded.app(scope, receive, send)
 
     async def __del__(self) -> None:
-        """Free what Serve has drained."""
+        """Stop the server of the metrics, and free the models, whose requests Serve has drained."""
         if self._metrics_server is not None:
             await self._metrics_server.stop()
         for loaded in [*self._loaded]:
             await loaded.close()
 
 
-def _alone(loaded: LoadedModel) -> Servicer:
-    """ModelStreamInfer for a stream of one request."""
+def _alone(loaded: ReplicaModel) -> Servicer:
+    """Return a servicer that passes one request to `ModelStreamInfer`, as a stream with this request only."""
 
     async def requests(request: Any) -> AsyncIterator[Any]:
         yield request

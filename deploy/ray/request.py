@@ -1,4 +1,4 @@
-"""What a request says of where it is to go."""
+"""The facts about a request by which it is routed: its model and the beginning of its prompt."""
 
 import hashlib
 from typing import Any
@@ -9,19 +9,23 @@ from sharp.serving.frontends.kserve.tensors import TEXT_INPUT, read_inputs
 from sharp.v1 import inference_pb2
 
 MODEL_FIELDS = ("model", "model_name", "name")  # sharp.v1's, and two of KServe's
-# The beginning of a prompt by which it is routed. Longer ones share more of a cache, and are shared less often.
+# The length of the beginning by which a prompt is routed. A longer one shares more of a cache, but less often.
 PREFIX_TOKENS = 64
 PREFIX_CHARACTERS = 256
 
 
 def model_of(request: Any) -> str | None:
-    """The model that a request names, empty for the first one; None for a request that is about no model."""
+    """Return the model that a request names, empty for the first model; None for a request that is about no model."""
     known = [field for field in MODEL_FIELDS if field in request.DESCRIPTOR.fields_by_name]
     return str(getattr(request, known[0])) if known else None
 
 
 def prefix_key(request: Any) -> str:
-    """A name for the beginning of a request's prompt, equal for equal ones; empty where there is no prompt."""
+    """Return a key that is equal for requests with the same model, cache salt and beginning of the prompt.
+
+    The key is 16 hexadecimal digits. The beginning of a prompt is its first 64 token ids or 256 characters. The key is
+    empty for messages other than GenerateRequest and ModelInferRequest, and for inputs that cannot be read.
+    """
     beginning: Any
     if isinstance(request, inference_pb2.GenerateRequest):
         ids = request.HasField("token_ids")
@@ -30,7 +34,7 @@ def prefix_key(request: Any) -> str:
     elif isinstance(request, grpc_service_pb2.ModelInferRequest):
         try:
             beginning = str(read_inputs(request).get(TEXT_INPUT, ""))[:PREFIX_CHARACTERS]
-        except FieldError:  # the replica says so
+        except FieldError:  # the replica reports this error
             return ""
         salt = ""
     else:

@@ -1,4 +1,4 @@
-"""`make release-dry-run`: what a release publishes, in dist/, beside the wheel of `make wheel`; docs/release.md."""
+"""`make release-dry-run`: writes the files of a release to dist/, beside the wheel of `make wheel`; docs/release.md."""
 
 import hashlib
 import re
@@ -17,7 +17,13 @@ EXTRAS = "serve,tracing"  # what a server installs, as in deploy/docker
 
 
 def main() -> None:
-    """Check version and wheel; write release notes, the list of packages and checksums."""
+    """Check version and wheel; write release notes, the list of packages and checksums into dist/.
+
+    The program ends with a message if a tag, a wheel or the changelog does not fit the version.
+
+    Raises:
+        subprocess.CalledProcessError: git, twine, pip or cyclonedx-py fails.
+    """
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     tags = output("git", "tag", "--points-at", "HEAD").split()
     tagged = check_tags(tags, version)
@@ -40,7 +46,7 @@ def main() -> None:
 
 
 def check_tags(tags: list[str], version: str) -> bool:
-    """Whether HEAD has the tag of a release; one that is not of `version` ends the program."""
+    """Return whether HEAD has the tag of a release; a tag of another version than `version` ends the program."""
     releases = [tag for tag in tags if re.fullmatch(r"v\d.*", tag)]
     wrong = [tag for tag in releases if tag != f"v{version}"]
     if wrong:
@@ -49,7 +55,11 @@ def check_tags(tags: list[str], version: str) -> bool:
 
 
 def release_notes(changelog: str, version: str, *, tagged: bool) -> str:
-    """The part of the changelog about `version`; before the tag, that of what is unreleased will do."""
+    """Return the part of the changelog about `version`.
+
+    Unless `tagged`, the part of unreleased changes comes in its place if there is one. If the part is missing or empty,
+    the program ends with a message.
+    """
     parts = re.split(r"^## \[?([^\]\s]+).*\n", changelog, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     text = sections.get(version, "") if tagged else sections.get("Unreleased") or sections.get(version, "")
@@ -59,7 +69,11 @@ def release_notes(changelog: str, version: str, *, tagged: bool) -> str:
 
 
 def list_packages(wheel: Path, path: Path) -> None:
-    """CycloneDX's list of what installing the wheel for a server brings, with the versions of constraints.txt."""
+    """Write CycloneDX's list of what installing the wheel for a server brings, in the versions of constraints.txt.
+
+    Raises:
+        subprocess.CalledProcessError: pip or cyclonedx-py fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=False)
         python = Path(folder) / "bin" / "python"
@@ -71,7 +85,11 @@ def list_packages(wheel: Path, path: Path) -> None:
 
 
 def output(*command: str) -> str:
-    """What a command prints."""
+    """Return what a command prints to stdout when it runs in the root of the repository.
+
+    Raises:
+        subprocess.CalledProcessError: the command fails.
+    """
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 

@@ -23,7 +23,7 @@ SEQUENCES, POINTS, STEPS = 16, 40, 41
 
 @torch.no_grad()
 def predictions(model: SharpForNumbers, slope: float, xs: Tensor) -> Tensor:
-    """What the model says at every x [x, sequences]."""
+    """Return the model's outputs at every x, [x, sequences]."""
     shown = torch.randn(SEQUENCES, POINTS, generator=torch.Generator().manual_seed(0))
     rows = []
     for x in xs:

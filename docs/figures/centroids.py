@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from sharp.plugins.ops.torch_normalizers import attention_weights
+from sharp.plugins.op.torch_normalizers import attention_weights
 
 TOKENS, HEADS = 128, 8
 LOW, HIGH, NOISE = -5.0, 5.0, 0.5

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from sharp.plugins.ops.torch_normalizers import attention_weights
+from sharp.plugins.op.torch_normalizers import attention_weights
 
 LENGTHS = tuple(2**power for power in range(7, 13))
 ALPHAS = (1.0, 1.5, 1.75, 2.0)
@@ -34,7 +34,8 @@ def prefix_states(prefix: Tensor, alpha: float) -> list[Tensor]:
             states.append(now)
             continue
         rows = [
-            mix(now[one], now[: one[-1] + 1], alpha, index[: one[-1] + 1] <= one[:, None]) for one in index.split(CHUNK)
+            mix(now[chunk], now[: chunk[-1] + 1], alpha, index[: chunk[-1] + 1] <= chunk[:, None])
+            for chunk in index.split(CHUNK)
         ]
         states.append(torch.cat(rows))
     return states

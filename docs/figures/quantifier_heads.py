@@ -31,7 +31,7 @@ def sequence(last: float) -> Tensor:
 @torch.no_grad()
 def main() -> None:
     """A row of maps for every checkpoint."""
-    paths = [Path(one) for one in sys.argv[1:]]
+    paths = [Path(argument) for argument in sys.argv[1:]]
     figure, axes = plt.subplots(
         len(paths), len(LAST), figsize=(9, 1.3 * len(paths) + 1), layout="constrained", squeeze=False
     )

@@ -37,7 +37,7 @@ def errors(path: Path) -> list[list[float]]:
 
 def main() -> None:
     """Plot a map for each checkpoint."""
-    paths = [Path(one) for one in sys.argv[1:]]
+    paths = [Path(argument) for argument in sys.argv[1:]]
     figure, axes = plt.subplots(1, len(paths), figsize=(9, 3.4), layout="constrained", squeeze=False)
     maps = [np.array(errors(path)) for path in paths]
     for one, path, cells in zip(axes[0], paths, maps, strict=True):

@@ -14,7 +14,7 @@ from sharp.models.evaluation import with_adaptive_temperature, with_log_power
 from sharp.models.max_retrieval import MaxRetrieval
 from sharp.models.tasks.largest_item import LargestItem
 
-SEEDS = Path(__file__).parents[2] / "models" / "checkpoints" / "seeds"
+CHECKPOINTS = Path(__file__).parents[2] / "models" / "checkpoints"
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 SETS, SHOWN = 32, 16
 
@@ -22,7 +22,7 @@ SETS, SHOWN = 32, 16
 def models() -> dict[str, MaxRetrieval]:
     """The models of seed 0; three are the one that was trained with softmax."""
     softmax, asentmax = (
-        read_checkpoint(SEEDS / f"max-retrieval-{name}-seed0.safetensors").model.eval()
+        read_checkpoint(CHECKPOINTS / f"max-retrieval-{name}.safetensors").model.eval()
         for name in ("softmax", "asentmax")
     )
     assert isinstance(softmax, MaxRetrieval)

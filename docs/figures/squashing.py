@@ -36,7 +36,7 @@ def gradients(model: SharpForCausalLM, window: Tensor) -> list[Tensor]:
     functional.cross_entropy(logits[0, -1:].float(), window[-1:]).backward()
     for hook in hooks:
         hook.remove()
-    return [one.grad[0].norm(dim=-1) for one in inputs if one.grad is not None]
+    return [hidden.grad[0].norm(dim=-1) for hidden in inputs if hidden.grad is not None]
 
 
 def main() -> None:

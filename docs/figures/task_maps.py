@@ -24,7 +24,7 @@ CLUSTERS = ((1, 10), (2, 4), (3, 10), (2, 4), (4, 10), (2, 4))  # word, times
 
 @torch.no_grad()
 def weights(path: Path, tokens: Tensor) -> list[Tensor]:
-    """Of every layer, the attention of a model to one sequence [heads, queries, keys]."""
+    """Return the attention weights of every layer of a model for one sequence, [heads, queries, keys] each."""
     model = load_checkpoint(path)
     attention = EagerAttention(model.config, record=True)
     model(tokens[None], attention=attention)

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from sharp.plugins.ops.normalizers import Normalizer, normalize
+from sharp.plugins.op.normalizers import Normalizer, normalize
 
 POINTS, ELEMENTS = 81, 10
 LOGITS = np.array([2.0, 1.8, 1.6, 1.4, 1.2])

@@ -26,7 +26,7 @@ def smollm2() -> Path:
 
 def norms(path: Path) -> NDArray[np.float32]:
     """The norm of every token's embedding [vocabulary]."""
-    (tensor,) = (one for one in GGUFReader(path).tensors if one.name == "token_embd.weight")
+    (tensor,) = (tensor for tensor in GGUFReader(path).tensors if tensor.name == "token_embd.weight")
     return np.linalg.norm(dequantize(tensor.data, tensor.tensor_type), axis=1)
 
 

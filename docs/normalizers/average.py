@@ -13,7 +13,7 @@ def weights(logits, visible):
 
 
 def body(op, logits, visible):
-    """The same in standard ONNX ops."""
+    """Return the weights as standard ONNX ops."""
     seen = op("Where", visible, op("Add", op("Mul", logits, 0.0), 1.0), 0.0)
     return op("Div", seen, op("Max", op.sum(seen), 1.0))
 

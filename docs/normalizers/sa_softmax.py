@@ -20,7 +20,7 @@ def weights(logits, visible):
 
 
 def body(op, logits, visible):
-    """The same in standard ONNX ops."""
+    """Return the weights as standard ONNX ops."""
     seen = op("Where", visible, logits, 0.0)
     low, high = op("Min", op.min(seen), 0.0), op("Max", op.max(seen), 0.0)
     top = op.max(op("Where", visible, logits, -3e38))

@@ -16,7 +16,7 @@ def weights(logits, visible):
 
 
 def body(op, logits, visible):
-    """The same in standard ONNX ops, for every runtime; logits are 0 where a key is not visible."""
+    """Return the weights as standard ONNX ops, for every runtime; logits are 0 where a key is not visible."""
     top = op("Max", op.max(logits), 0.0)
     grown = op("Where", visible, op("Exp", op("Sub", logits, top)), 0.0)
     return op("Div", grown, op("Add", op("Exp", op("Neg", top)), op.sum(grown)))

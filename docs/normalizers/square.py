@@ -15,7 +15,7 @@ def weights(logits, visible):
 
 
 def body(op, logits, visible):
-    """The same in standard ONNX ops."""
+    """Return the weights as standard ONNX ops."""
     z = op("Clip", logits, -MOST, MOST)
     grown = op("Where", visible, op("Mul", z, z), 0.0)
     return op("Div", grown, op("Max", op.sum(grown), LEAST))

@@ -18,7 +18,7 @@ def weights(logits, visible):
 
 
 def body(op, logits, visible):
-    """The same in standard ONNX ops."""
+    """Return the weights as standard ONNX ops."""
     z = op("Clip", logits, -MOST, MOST)
     grown = op("Add", op("Add", z, 1.0), op("Mul", op("Mul", z, z), 0.5))
     grown = op("Where", visible, grown, 0.0)

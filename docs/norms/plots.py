@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.ops.normalizers import Normalizer, normalize
+from sharp.plugins.op.normalizers import Normalizer, normalize
 
 LENGTHS = np.unique(np.geomspace(16, 32768, 12).astype(int))
 LOGIT, ROWS, KEYS = 6.0, 20, 40
@@ -22,19 +22,19 @@ Weigh = Callable[[Row], Row]
 
 
 def plain(name: str, **options: float) -> Weigh:
-    """The weights of a normalizer."""
+    """Return the function from a row of logits to the weights of a normalizer."""
     normalizer = Normalizer(name, **options)
     return lambda logits: normalize(logits, normalizer)[0]
 
 
 def scaled(name: str, factor: Callable[[float], float]) -> Weigh:
-    """The same of logits that grow with L = ln(n + 1)."""
+    """Return the function from logits to weights of a normalizer that scales them by `factor(L)`, L = ln(n + 1)."""
     normalizer = Normalizer(name)
     return lambda logits: normalize(logits * factor(np.log(len(logits) + 1)), normalizer)[0]
 
 
 def with_params(name: str, *head_params: float) -> Weigh:
-    """Of a normalizer with these columns of `head_params`."""
+    """Return the function from logits to weights of a normalizer with these columns of `head_params`."""
     normalizer = Normalizer(name)
     return lambda logits: normalize(logits, normalizer, head_params)[0]
 
@@ -79,7 +79,7 @@ def picture(weighs: dict[str, Weigh]) -> plt.Figure:
 
 
 def share(weights: Row) -> Row:
-    """Of all weights; those of pointwise norms do not sum to 1."""
+    """Return each weight as a share of the sum, because weights of pointwise norms do not sum to 1."""
     return weights / max(weights.sum(), 1e-30)
 
 

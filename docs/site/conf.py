@@ -48,5 +48,5 @@ def add_folder(_app: Any, page: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    """See Sphinx."""
+    """Register `add_folder` with Sphinx, which calls this function when it loads the configuration."""
     app.connect("source-read", add_folder)

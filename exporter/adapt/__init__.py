@@ -1,4 +1,4 @@
-"""`sharp adapt`: a softmax model becomes one with another norm, by a short distillation.
+"""`sharp adapt`, which gives a softmax model another norm by a short distillation.
 
-It is here and not in `models`, as it reads the checkpoints that the exporter reads.
+This package is part of the exporter and not of `models`, because it reads the checkpoints that the exporter reads.
 """

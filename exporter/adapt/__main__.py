@@ -1,4 +1,4 @@
-"""`torchrun --module sharp.exporter.adapt`: `sharp adapt` on several devices."""
+"""The program that `torchrun --module sharp.exporter.adapt` runs: `sharp adapt` on several devices."""
 
 from sharp.exporter.adapt.cli import adapt
 

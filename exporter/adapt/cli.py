@@ -10,23 +10,25 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
+from sharp.core.cli import SharpCommand, exit_on_terminate, if_interrupted
+from sharp.core.errors import InputError
+from sharp.core.table import Table
 from sharp.exporter.checkpoints.path_checks import check_adaptable
-from sharp.plugins.cli import SharpCommand, exit_on_terminate
-from sharp.plugins.errors import InputError
+from sharp.exporter.ignore_key import ignore_key_option
+from sharp.models.norms import get_norm
 
-if TYPE_CHECKING:  # torch and transformers take seconds to import: not for --help or a typing error
+if TYPE_CHECKING:  # importing torch and transformers takes seconds, which --help and wrong options should not
     from sharp.exporter.adapt.training import Progress
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_budget(text: str | None) -> float | None:
-    """Seconds of a time as 90s, 20m or 1.5h.
+    """Parse a time such as 90s, 20m or 1.5h and return it in seconds; None gives None.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is not such a time.
     """
     if text is None:
         return None
@@ -37,10 +39,10 @@ def parse_budget(text: str | None) -> float | None:
 
 
 def parse_layers(text: str | None) -> tuple[int, int] | None:
-    """First and last of layers as 0-11, or one.
+    """Parse a range of layers such as 0-11, or a single layer, and return its first and last; None gives None.
 
     Raises:
-        InputError: it is neither.
+        InputError: the text is neither.
     """
     if text is None:
         return None
@@ -53,6 +55,7 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
 GROUPS = {
     "Norm": ("--norm", "--alpha", "--temperature-coefficients"),
     "Text": ("--text", "--held-out", "--length"),
+    "Start": ("--calibrate", "--calibrate-only", "--max-error"),
     "Training": ("--budget", "--tokens", "--batch", "--rank", "--layers", "--stage", "--seed", "--device", "--dtype"),
     "Measurement": ("--measure-length", "--measure-speed"),
     "Output": ("--output", "--keep-adapter", "--quiet"),
@@ -71,7 +74,7 @@ GROUPS = {
     required=True,
     metavar="NAME",
     help="The new attention scheme: entmax, sparsemax, sentmax, asentmax, ssa, adaptive-temperature, ssmax, "
-    "ssmax-bias or assmax.",
+    "ssmax-bias or assmax; softmax is the control, the same training without another norm.",
 )
 @click.option(
     "--alpha", type=float, metavar="A", help="Alpha of entmax, sentmax, asentmax: above 1, at most 64.  [default: 1.5]"
@@ -96,39 +99,83 @@ GROUPS = {
     metavar="FILE",
     help="Another text to measure on, besides a part of --text.  [default: Sharp's licence]",
 )
-@click.option("--length", type=int, default=256, show_default=True, help="Tokens of a sequence.")
+@click.option("--length", type=int, default=256, show_default=True, help="Tokens of a training sequence.")
 @click.option(
-    "--tokens", type=int, default=100_000, show_default=True, help="Tokens to train on, at most; one step at least."
+    "--tokens",
+    type=int,
+    default=100_000,
+    show_default=True,
+    help="Stop training after this many tokens, but not before one step.",
 )
-@click.option("--budget", metavar="TIME", help="Time to train for, at most, as 90s, 20m or 1.5h.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences of a step.")
-@click.option("--rank", type=int, default=16, show_default=True, help="Rank of the adapters of the projections.")
-@click.option("--layers", metavar="A-B", help="Layers whose projections are adapted; all get the norm.  [default: all]")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Stop training after this time, such as 90s, 20m or 1.5h. The time of measuring is not included.",
+)
+@click.option(
+    "--batch", type=int, default=1, show_default=True, help="Sequences of a training step, over all processes."
+)
+@click.option("--rank", type=int, default=16, show_default=True, help="Rank of the low-rank adapters (LoRA).")
+@click.option(
+    "--layers",
+    metavar="A-B",
+    help="Layers whose projections are trained; the norm applies to all layers.  [default: all]",
+)
 @click.option(
     "--stage",
     type=click.Choice(["short", "long"]),
     default="short",
     show_default=True,
-    help="long: half of the tokens are in sequences of the model's own context length, among the others.",
+    help="Lengths of the sequences. short: all have --length tokens; long: half of the tokens are in sequences as long "
+    "as the model's context, mixed with the short ones.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the adapters and of the order of the text.")
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train."
+    "--seed", type=int, default=0, show_default=True, help="Seed of the adapters and of the order of the text."
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Device for training.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
     show_default=True,
-    help="Of the matrix products of training. auto: bfloat16 where an x86 processor or a GPU has instructions for it.",
+    help="Data type of the matrix products in training. auto: bfloat16 where an x86 processor or a GPU has "
+    "instructions for it.",
 )
-@click.option("--keep-adapter", is_flag=True, help="Write the adapters too, as peft does, into the folder adapter.")
+@click.option(
+    "--calibrate",
+    "calibrate",
+    flag_value="first",
+    default="no",
+    help="Before training, scale each head's logits by the factor that changes its output least.",
+)
+@click.option(
+    "--calibrate-only",
+    "calibrate",
+    flag_value="only",
+    default="no",
+    help="Stop after the calibration: no weight is trained.",
+)
+@click.option(
+    "--max-error",
+    type=float,
+    default=0.3,
+    show_default=True,
+    help="Largest relative error of a calibrated head's output; KV heads with a larger error keep softmax. "
+    "Experimental: the default was not measured.",
+)
+@click.option("--keep-adapter", is_flag=True, help="Also write the adapters in peft's format, into the folder adapter.")
 @click.option(
     "--measure-length",
     type=int,
     metavar="TOKENS",
-    help="Longest context of the perplexities by position, at most the model's.  [default: as far as two fifths of "
-    "the time of training go, 4 times --length at least]",
+    help="Longest context for the perplexity by position, at most the model's.  [default: the longest that takes two "
+    "fifths of the training time, at least 4 times --length]",
 )
 @click.option(
     "--measure-speed",
@@ -136,8 +183,13 @@ GROUPS = {
     help="Export teacher and student, and report how fast both decode after 4,096 and 32,768 tokens: takes minutes.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="[default: <model name>-<norm>-adapted]"
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder for the adapted model.  [default: <model name>-<norm>-adapted]",
 )
+@ignore_key_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def adapt(
     model: Path,
@@ -148,18 +200,35 @@ def adapt(
     layers: str | None,
     output: Path | None,
     quiet: bool,
-    **chosen: Any,
+    calibrate: str,
+    max_error: float,
+    ignore_keys: tuple[str, ...],
+    text: tuple[Path, ...],
+    held_out: Path | None,
+    length: int,
+    tokens: int,
+    batch: int,
+    rank: int,
+    stage: str,
+    seed: int,
+    device: str,
+    dtype: str,
+    keep_adapter: bool,
+    measure_length: int | None,
+    measure_speed: bool,
 ) -> None:
     """Turn the softmax model MODEL into one with another attention norm, by a short distillation.
 
-    MODEL is a Hugging Face folder or a .gguf file of a causal language model. A Hugging Face folder comes out, with a
-    report; sharp-export takes it. A run that is interrupted goes on when the same command is typed again.
+    MODEL is a Hugging Face folder or a .gguf file of a causal language model. The result is a Hugging Face folder with
+    a report, which sharp-export can export. An interrupted run goes on when the same command is typed again.
     """
     exit_on_terminate()
-    check_adaptable(model)  # before seconds of imports
+    get_norm(norm)  # a wrong name or file is refused before imports that take seconds
+    check_adaptable(model)
     seconds, chosen_layers = parse_budget(budget), parse_layers(layers)
     folder = output or Path(f"{model.stem if model.is_file() else model.resolve().name}-{norm}-adapted")
-    quiet = quiet or os.environ.get("RANK", "0") != "0"  # the first of several processes speaks
+    if_interrupted(f"what was done until the last save is in {folder}.partial; the same command goes on from there")
+    quiet = quiet or os.environ.get("RANK", "0") != "0"  # only the first of several processes prints
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(SpinnerColumn(), *columns, console=console, disable=not console.is_terminal) as bars:
@@ -180,16 +249,40 @@ def adapt(
                     highlight=False,
                 )
 
-        from sharp.exporter.adapt.adapt import AdaptSettings
         from sharp.exporter.adapt.adapt import adapt as run
-        from sharp.exporter.checkpoints.norm_options import NormOptions
+        from sharp.exporter.adapt.settings import AdaptSettings
+        from sharp.exporter.sources.norm_options import NormOptions
 
         bars.remove_task(starting)
-        options = NormOptions(alpha=alpha, temperature_coefficients=temperature_coefficients)
-        settings = AdaptSettings(norm=norm, norm_options=options, budget=seconds, layers=chosen_layers, **chosen)
+        settings = AdaptSettings(
+            norm=norm,
+            norm_options=NormOptions(alpha=alpha, temperature_coefficients=temperature_coefficients),
+            ignore_keys=ignore_keys,
+            text=text,
+            held_out=held_out,
+            length=length,
+            tokens=tokens,
+            budget=seconds,
+            batch=batch,
+            rank=rank,
+            layers=chosen_layers,
+            stage=stage,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            keep_adapter=keep_adapter,
+            measure_length=measure_length,
+            measure_speed=measure_speed,
+            calibrate=calibrate,
+            max_error=max_error,
+        )
         report = run(model, settings, folder, phase, on_step)
-    if quiet or report is None:
-        return
+    if report is not None and not quiet:
+        _print(report, folder)
+
+
+def _print(report: dict[str, Any], folder: Path) -> None:
+    """Print the table of the figures, the folder and the next command."""
     from sharp.exporter.adapt.report import tables
 
     found = tables(report)[0]

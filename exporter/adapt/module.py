@@ -1,7 +1,7 @@
-"""`sharp.adapt_module`: a module's own softmax attention becomes one with another norm, by distillation.
+"""`sharp.adapt_module`, which replaces the softmax attention of a module by another norm, by distillation.
 
-The module's program is teacher and student in one (`sharp.exporter.programs`): its attention is found in the graph, the
-student has the norm in its place, its parameters, and low-rank additions to the matrices of linear layers.
+The module's program (`sharp.exporter.programs`) is teacher and student in one. The student has the norm in place of the
+attention found in the graph, the norm's parameters, and low-rank additions to the matrices of linear layers.
 """
 
 import hashlib
@@ -18,32 +18,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
+from sharp.core.errors import InputError
 from sharp.exporter.adapt.recipe import Recipe, alpha_at, batch_at, temperature_at
 from sharp.exporter.adapt.state import state_of
 from sharp.exporter.adapt.student import SSA_START, check_norm, with_start_values
 from sharp.exporter.adapt.training import Progress, descend
-from sharp.exporter.checkpoints.norm_options import NormOptions
+from sharp.exporter.module import evaluated, trace
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.matrix_products import product_shapes
-from sharp.exporter.programs.module import evaluated, trace
 from sharp.exporter.programs.norm_parameters import NAMES, PARAMETERS
 from sharp.exporter.programs.reading import ProgramOptions, read_program, with_norm
+from sharp.exporter.sources.norm_options import NormOptions
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.normalized_attention import normalized_attention
-from sharp.models.norms import Norm, SsaParameters, get_norm
-from sharp.plugins.errors import InputError
+from sharp.models.norms import NormDefinition, get_norm
+from sharp.models.ssa_parameters import SsaParameters
 
-HELD_OUT = 0.1  # of the tokens, at their end
-MEASURED = 8  # sequences
-FIRST_BETA = -4.0  # c_beta of a scale by the token: softplus makes 0.02 of it, so the factor starts near 1
+HELD_OUT = 0.1  # share of the tokens, taken from their end
+MEASURED = 8  # held-out sequences
+FIRST_BETA = -4.0  # c_beta of a scale that depends on the token; softplus gives 0.02, so the factor starts near 1
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """What was learned beside the module's own weights; `export_options` are the arguments of `sharp.export` for it.
+    """The result of `adapt_module`, beside the module's changed weights.
 
-    `raw` and `adapted` are the divergences from the module as it was, in nats a token of held-out text: of the norm in
-    the place of softmax alone, and after training.
+    `export_options` are keyword arguments of `sharp.export` for the adapted module. `raw` and `adapted` are the
+    divergences KL(original || adapted) from the original module, in nats per token of held-out text: with softmax
+    merely replaced by the norm, and after training.
     """
 
     export_options: dict[str, Any]
@@ -72,21 +74,21 @@ def adapt_module(
 
     Args:
         module: in float32; it takes token ids int64 [batch, tokens] and returns logits [batch, tokens, vocabulary].
-        tokens: int64 [n], a text like those that it was trained with.
-        norm: one of those of `sharp adapt`.
-        alpha: entmax's; None takes the norm's own.
+        tokens: int64 [n], a text like those that it was trained with; the last tenth, at least `length`, is held out.
+        norm: a norm that `sharp adapt` takes.
+        alpha: entmax's alpha; None: the norm's default.
         length: tokens of a sequence.
         batch: sequences of a step.
-        steps: of training.
-        rank: of what is added to the matrices of linear layers.
-        seed: of the sequences and of the start values.
-        state: a folder where the run is saved as it goes; with the same arguments a run that was killed goes on from
-            there, to the same result. It is left, for you to remove.
+        steps: training steps.
+        rank: the rank of the additions to the matrices of linear layers.
+        seed: seeds the choice of sequences and the start values.
+        state: a folder in which the run is saved regularly. A run that was killed continues from there with the same
+            arguments, to the same result. The folder is not removed.
         on_step: called after every step.
 
     Raises:
         InputError: the norm, the tokens or the module cannot be used, or `state` is of another run or not writable.
-        SharpError: the loss is not finite any more.
+        SharpError: the loss is no longer finite.
     """
     chosen = with_start_values(norm, NormOptions(alpha=alpha))
     check_norm(norm, chosen)
@@ -106,10 +108,14 @@ def adapt_module(
     if teacher.config.norm != "softmax":
         raise InputError(f"the attention of {source.name} is {teacher.config.norm} already; give one of softmax")
     if length > teacher.config.max_context:
-        raise InputError(f"length is {length}, but {source.name} has positions for {teacher.config.max_context} tokens")
+        raise InputError(
+            f"length is {length}, but {source.name} has positions for {teacher.config.max_context} tokens; give "
+            "at most that"
+        )
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < teacher.config.vocab_size:
         raise InputError(
-            f"tokens are from {tokens.min()} to {tokens.max()}, of a vocabulary of {teacher.config.vocab_size}"
+            f"tokens are from {tokens.min()} to {tokens.max()}, of a vocabulary of {teacher.config.vocab_size}; "
+            "give ids of this model's tokenizer"
         )
     recipe = Recipe(steps, length, batch, seed=seed)
     with torch.random.fork_rng(devices=[]):
@@ -120,7 +126,7 @@ def adapt_module(
     folder, identity = None, ""
     if state is not None:
         folder, identity = Path(state), _identity(module, tokens, student, norm, rank, recipe)
-        state_of(folder, identity)  # is of this run
+        state_of(folder, identity)  # raises unless the state is of this run
     _train(student, tokens[: len(tokens) - held_out], recipe, on_step, folder, identity)
     adapted = student.measure(windows)
     student.merge_into(module)
@@ -130,7 +136,7 @@ def adapt_module(
 
 
 class _LowRank(nn.Module):
-    """Something of low rank is added to a matrix [rows, columns]; nothing at the start."""
+    """A parametrization that adds a matrix of low rank to a matrix [rows, columns], starting at 0."""
 
     def __init__(self, shape: torch.Size, rank: int) -> None:
         super().__init__()
@@ -143,7 +149,7 @@ class _LowRank(nn.Module):
 
 
 class _Student:
-    """A program with another norm; `teacher` is the same program as it was."""
+    """A program with another norm; `teacher` is the same program with its own norm."""
 
     def __init__(self, teacher: ProgramDecoder, norm: str, options: NormOptions, rank: int) -> None:
         self.teacher, program = teacher, teacher.program
@@ -153,8 +159,8 @@ class _Student:
         self.ssa = nn.ModuleList(
             SsaParameters(self.config.q_heads) for _ in range(self.config.layers if norm == "ssa" else 0)
         )
-        for one in self.ssa:
-            one.fill(*SSA_START)
+        for parameters in self.ssa:
+            parameters.fill(*SSA_START)
         self.decoder = ProgramDecoder(
             *(program, teacher.roles, teacher.attention, teacher.result, self.config, self.parameters, teacher.tables),
             own=False,
@@ -170,17 +176,17 @@ class _Student:
         self.norms = [*self.ssa.parameters(), *self.parameters.scales.parameters()]
 
     def learned(self) -> dict[str, nn.Parameter]:
-        """Everything that is trained, by name; those of adapters begin with "matrices."."""
+        """Return all trained parameters by name; names of adapters begin with "matrices."."""
         adapters = {
-            f"matrices.{name}.{part}": one
+            f"matrices.{name}.{part}": parameter
             for name, added in self.matrices.items()
-            for part, one in added.named_parameters()
+            for part, parameter in added.named_parameters()
         }
-        return adapters | {f"norms.{index}": one for index, one in enumerate(self.norms)}
+        return adapters | {f"norms.{index}": parameter for index, parameter in enumerate(self.norms)}
 
     @contextmanager
     def at(self, share: float) -> Iterator[None]:
-        """At this share of the run: on the path from softmax in its first half."""
+        """Use, inside the context, the norm at this share (0 to 1) of the run, whose first half leads from softmax."""
         targets = self.alpha, self.coefficients
         if self.config.scheme.normalizer == "entmax":
             self.alpha = alpha_at(share, self.alpha)
@@ -192,7 +198,7 @@ class _Student:
             self.alpha, self.coefficients = targets
 
     def divergence(self, ids: Tensor) -> Tensor:
-        """KL(teacher || student) in nats a token of int64 [batch, tokens]."""
+        """Return KL(teacher || student) in nats per token, for token ids int64 [batch, tokens]."""
         positions = torch.arange(ids.shape[1]).expand_as(ids)
         for added in self.matrices.values():
             added.enabled = False
@@ -203,15 +209,15 @@ class _Student:
         for added in self.matrices.values():
             added.enabled = True
         if self.ssa:
-            self.parameters.ssa = torch.stack([one() for one in self.ssa])
+            self.parameters.ssa = torch.stack([parameters() for parameters in self.ssa])
         found = self.decoder.logits(self.decoder.hidden_states(ids, positions, self._attention()))
         divergence = functional.kl_div(functional.log_softmax(found, -1), right, log_target=True, reduction="sum")
         return divergence / ids.numel()
 
     @torch.no_grad()
     def measure(self, windows: Tensor) -> float:
-        """The mean divergence of sequences [n, tokens]."""
-        return float(torch.stack([self.divergence(one[None]) for one in windows]).mean())
+        """Return the mean of `divergence`, in nats per token, over sequences int64 [n, tokens]."""
+        return float(torch.stack([self.divergence(window[None]) for window in windows]).mean())
 
     def _attention(self) -> AttentionFunction:
         def attend(
@@ -224,7 +230,7 @@ class _Student:
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
             mixed = normalized_attention(
-                *(one.transpose(1, 2) for one in (query, key, value)),
+                *(tensor.transpose(1, 2) for tensor in (query, key, value)),
                 norm=self.config.norm,
                 alpha=self.alpha if self.config.scheme.normalizer == "entmax" else None,
                 head_params=head_params,
@@ -243,7 +249,7 @@ class _Student:
 
     @torch.no_grad()
     def merge_into(self, module: nn.Module) -> None:
-        """Make what was learned of the matrices part of the module's weights."""
+        """Copy the weights with the learned low-rank matrices added into the module's parameters, in place."""
         program = self.teacher.program
         for name, own in program.names.items():
             if own in self.matrices:
@@ -251,19 +257,19 @@ class _Student:
 
     @torch.no_grad()
     def norm_parameters(self) -> dict[str, Tensor]:
-        """The norm's, [layers, heads] and so on, for `sharp.export`."""
+        """Return the norm's learned parameters by name, [layers, heads, ...] each, for `sharp.export`; may be empty."""
         names = NAMES.get(self.config.norm, ())
         if self.ssa:
-            return dict(zip(names, torch.stack([one() for one in self.ssa]).unbind(-1), strict=True))
+            return dict(zip(names, torch.stack([parameters() for parameters in self.ssa]).unbind(-1), strict=True))
         scales = self.parameters.scales
         return {
-            name: torch.stack([one.get_parameter(PARAMETERS.get(name, name)) for one in scales]).clone()
+            name: torch.stack([scale.get_parameter(PARAMETERS.get(name, name)) for scale in scales]).clone()
             for name in names
         }
 
 
-def _start(norm: Norm) -> dict[str, Any]:
-    """Start values that are near to the softmax that the module was trained with."""
+def _start(norm: NormDefinition) -> dict[str, Any]:
+    """Return start values of the norm's length scale, by parameter, that are near softmax; empty if it has no scale."""
     if norm.scale_kind == "length-bias":
         return {"s": 0.0, "b": 1.0}
     if norm.scale_kind == "head":
@@ -274,7 +280,7 @@ def _start(norm: Norm) -> dict[str, Any]:
 
 
 def _identity(module: nn.Module, tokens: Tensor, student: _Student, norm: str, rank: int, recipe: Recipe) -> str:
-    """What two runs must share for one to continue the other."""
+    """Return all that two runs must share for one to continue the other, as JSON."""
     digest = hashlib.sha256(tokens.numpy().tobytes())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode() + tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())

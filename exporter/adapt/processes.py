@@ -1,4 +1,4 @@
-"""The processes of torchrun: each has a device and a share of every batch, all have the same weights."""
+"""The processes of torchrun. Each has a device and a share of every batch, and all have the same weights."""
 
 import atexit
 import os
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from sharp.models.device import choose_device
 
-LONGEST_WAIT = timedelta(hours=6)  # for the first process, which measures and writes alone
+LONGEST_WAIT = timedelta(hours=6)  # that other processes wait for the first, which measures and writes alone
 
 
 @dataclass(frozen=True)
 class Processes:
-    """How many train together, and which of them this is."""
+    """The number of processes that train together, and the index of this process."""
 
     count: int = 1
     index: int = 0
@@ -26,22 +26,22 @@ class Processes:
         return self.index == 0
 
     def share(self, batch: Tensor) -> Tensor:
-        """The sequences of this process; their number is a multiple of the processes'."""
+        """Return this process's sequences of a batch [sequences, ...], a multiple of the number of processes."""
         return batch[self.index :: self.count]
 
     @torch.no_grad()
     def average(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its mean over the processes."""
+        """Replace each tensor by its mean over the processes, in place; all processes must call this together."""
         if self.count == 1 or not tensors:
             return
         from accelerate.utils import reduce
 
-        flat = reduce(torch.cat([one.flatten() for one in tensors]), "mean")
-        for one, mean in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
-            one.copy_(mean.view_as(one))
+        flat = reduce(torch.cat([tensor.flatten() for tensor in tensors]), "mean")
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
 
     def of_first(self, value: float) -> float:
-        """The value that the first process has."""
+        """Return the value that the first process has; all processes must call this together."""
         if self.count == 1:
             return value
         from accelerate import PartialState
@@ -51,7 +51,7 @@ class Processes:
         return found.item()
 
     def wait(self) -> None:
-        """Go on when every process is here."""
+        """Wait until every process has reached this call; with one process, return at once."""
         if self.count > 1:
             from accelerate import PartialState
 
@@ -62,14 +62,21 @@ ALONE = Processes()
 
 
 def join(device: str) -> tuple[Processes, torch.device]:
-    """The processes that torchrun or `accelerate launch` has started, and this one's device; else this one alone."""
+    """Join the processes that torchrun or `accelerate launch` has started, if any.
+
+    Returns:
+        The processes, and the device of this process. `device` is "auto", "cpu" or "cuda".
+
+    Raises:
+        InputError: a GPU is requested, but PyTorch finds none.
+    """
     chosen = choose_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE, chosen
     from accelerate import PartialState
 
     state = PartialState(cpu=chosen.type == "cpu", timeout=LONGEST_WAIT)
-    atexit.register(_leave)  # a process that ends while it is connected may be ended by the connection's threads
+    atexit.register(_leave)  # threads of the connection may abort a process that ends while connected
     return Processes(state.num_processes, state.process_index), state.device
 
 

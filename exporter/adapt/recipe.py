@@ -1,4 +1,4 @@
-"""How a run of distillation trains: its steps, learning rates and batches, and the path from softmax to the norm."""
+"""The recipe of a distillation: steps, learning rates, batches, and the path from softmax to the norm."""
 
 import math
 from collections.abc import Sequence
@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FIRST_ALPHA = 1.05  # of entmax on the path from softmax
+FIRST_ALPHA = 1.05  # entmax's alpha at the start of the path from softmax
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; a run is resumed only with the recipe that it was started with.
+    """The steps, batches and learning rates of a run. A run is resumed only with the same recipe.
 
-    `long_steps` of the `steps` read `long_batch` sequences of `long_length` tokens, the others `batch` of `length`.
-    The long ones are spread evenly: at the end, where the learning rate is nearly 0, they would teach nothing. All
-    processes together read a batch.
+    `long_steps` of the `steps` read `long_batch` sequences of `long_length` tokens, the other steps `batch` sequences
+    of `length`. Long steps are spread evenly, because at the end, where the learning rate is nearly 0, they would
+    teach nothing. A batch is shared by all processes. `adapter_rate` and `norm_rate` are the highest learning rates of
+    adapters and of the norms' parameters, reached after `warmup` steps; `clip` is the largest norm of the gradients.
     """
 
     steps: int
@@ -27,31 +28,31 @@ class Recipe:
     long_length: int = 0
     long_batch: int = 1
     seed: int = 0
-    path: bool = True  # entmax is reached from softmax, not there from the first step
+    path: bool = True  # reach entmax from softmax, instead of starting with its alpha
     adapter_rate: float = 1e-3
     norm_rate: float = 2e-2
     warmup: int = 10
     clip: float = 1.0
-    dtype: str = "float32"  # of matrix products; parameters, attention and what is measured are float32
+    dtype: str = "float32"  # dtype of matrix products; parameters, attention and measurements are float32
 
     def shape_at(self, step: int) -> tuple[int, int]:
-        """Sequences and tokens of a step."""
+        """Return the number of sequences, over all processes, and of tokens of each sequence in a step (from 0)."""
         before, after = (count * self.long_steps // self.steps for count in (step, step + 1))
         return (self.long_batch, self.long_length) if after > before else (self.batch, self.length)
 
     def rate_at(self, step: int) -> float:
-        """The share of the learning rates: a linear warm-up times half a cosine."""
+        """Return the factor of the learning rates in a step (from 0): a linear warm-up times half a cosine to 0."""
         return min(1.0, (step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole run."""
+        """The number of tokens of the whole run, over all processes."""
         short = (self.steps - self.long_steps) * self.length * self.batch
         return short + self.long_steps * self.long_length * self.long_batch
 
 
 def fastest_dtype(device: torch.device) -> str:
-    """Bfloat16 where an x86 processor or a GPU is known to have instructions for it; float32 is faster without."""
+    """Return "bfloat16" if an x86 CPU or a GPU has instructions for it; otherwise "float32", which is then faster."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
@@ -59,7 +60,10 @@ def fastest_dtype(device: torch.device) -> str:
 
 
 def batch_at(recipe: Recipe, tokens: Tensor, step: int) -> Tensor:
-    """The sequences int64 [batch, length] of a step: they depend on seed and step alone."""
+    """Return the sequences int64 [batch, length] of a step, cut from `tokens` int64 [n] at random positions.
+
+    The positions depend only on the recipe (with its seed), the step and n, which must be at least the step's length.
+    """
     batch, length = recipe.shape_at(step)
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     starts = torch.randint(len(tokens) - length + 1, (batch,), generator=generator).tolist()
@@ -67,20 +71,21 @@ def batch_at(recipe: Recipe, tokens: Tensor, step: int) -> Tensor:
 
 
 def alpha_at(share: float, target: float) -> float:
-    """Entmax's alpha of a step before which this `share` of the run lies.
+    """Return entmax's alpha of a step before which this `share` (0 to 1) of the run lies.
 
-    It grows from near 1, where entmax is softmax, to its own in the middle of the run. After 100 steps on SmolLM2 the
-    perplexity was 4 % below that of alpha 1.5 from the first step on (bench/results/adapt_walk_entmax.json).
+    Alpha grows from near 1, where entmax is softmax, to `target` in the middle of the run. After 100 steps on SmolLM2,
+    perplexity was 4 % lower than with alpha 1.5 from the first step on (bench/results/adapt_walk_entmax.json).
     """
     return FIRST_ALPHA + (target - FIRST_ALPHA) * min(1.0, 2 * share)
 
 
 def temperature_at(share: float, target: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients of the adaptive temperature, highest power first, of a step before which this `share` lies.
+    """Return coefficients of the adaptive temperature, highest power first, of a step before which this `share` lies.
 
-    With p for the polynomial of the norm, that of the step is 1 + w (p - 1), where w grows from 0 to 1 in the first
-    half of the run: softmax first. For modules, whose queries have no factor that could start at 1 / p.
+    The polynomial of the step is 1 + w (p - 1), where p is the norm's polynomial and w grows from 0 (softmax) to 1 in
+    the first half of the run. Only modules need this path, because their queries have no factor that could start at
+    1 / p.
     """
     way = min(1.0, 2 * share)
     *higher, last = target
-    return (*(way * one for one in higher), 1 + way * (last - 1))
+    return (*(way * coefficient for coefficient in higher), 1 + way * (last - 1))

@@ -1,4 +1,4 @@
-"""What a run found: report.json, report.md, one HTML page, a picture, and the model card."""
+"""The report of a run: report.json, report.md, one HTML page, a picture, and the model card."""
 
 import base64
 import json
@@ -12,10 +12,12 @@ PICTURE = "report.png"
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Write all of it into `folder`.
+    """Write report.json, report.md, report.html, report.png and the model card README.md into `folder`.
+
+    `report` is the result of `sharp.exporter.adapt.adapt.adapt`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     plot(report, folder / PICTURE)
@@ -28,7 +30,7 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def _environment(escape: bool) -> Environment:
-    # The loader of a folder, as the one of a package does not find data files of an editable install.
+    # FileSystemLoader, because PackageLoader does not find data files of an editable install.
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=escape,  # noqa: S701 - Markdown has no markup to escape
@@ -39,26 +41,32 @@ def _environment(escape: bool) -> Environment:
 
 
 def tables(report: Report) -> list[dict[str, Any]]:
-    """The tables of the report: title, columns, rows of text."""
+    """Return the tables of the report, each with the entries title, columns (names) and rows (lists of cells), as text.
+
+    The first table is the perplexity.
+    """
     models = {"teacher": report["teacher_figures"], "raw swap": report["raw"], "student": report["student"]}
     found = []
     rows = []
     for key, name in (("held_out", f"held out of {report['text']}"), ("unlike", f"another text, {report['unlike']}")):
         teacher = models["teacher"][key]["perplexity"]
-        values = [one[key]["perplexity"] for one in models.values()]
+        values = [figures[key]["perplexity"] for figures in models.values()]
         length = models["teacher"][key]["length"]
-        rows.append([name, str(length), *(f"{one:.2f}" for one in values), f"{values[-1] / teacher - 1:+.1%}"])
+        rows.append(
+            [name, str(length), *(f"{perplexity:.2f}" for perplexity in values), f"{values[-1] / teacher - 1:+.1%}"]
+        )
     columns = ["text", "tokens of a window", *models, "student against teacher"]
     found.append({"title": "Perplexity", "columns": columns, "rows": rows})
     for key, name in (("held_out", "held-out text"), ("unlike", "another text")):
-        parts = zip(*(one[key]["by_position"] for one in models.values()), strict=True)
+        parts = zip(*(figures[key]["by_position"] for figures in models.values()), strict=True)
         rows = [
-            [f"{row[0]['from']} to {row[0]['to'] - 1}", *(f"{one['perplexity']:.2f}" for one in row)] for row in parts
+            [f"{row[0]['from']} to {row[0]['to'] - 1}", *(f"{model['perplexity']:.2f}" for model in row)]
+            for row in parts
         ]
         found.append({"title": f"Perplexity by position, {name}", "columns": ["position", *models], "rows": rows})
     rows = [
-        ["entropy, nats", *(f"{one['mean_entropy']:.2f}" for one in models.values())],
-        ["keys with a weight", *(f"{one['mean_support']:.1%}" for one in models.values())],
+        ["entropy, nats", *(f"{figures['mean_entropy']:.2f}" for figures in models.values())],
+        ["keys with a weight", *(f"{figures['mean_support']:.1%}" for figures in models.values())],
     ]
     found.append({"title": "Attention, mean of all heads", "columns": ["", *models], "rows": rows})
     if report["head_parameters"]:
@@ -66,11 +74,25 @@ def tables(report: Report) -> list[dict[str, Any]]:
         found.append(
             {"title": f"Parameters of {report['norm']}, median head", "columns": ["", "student"], "rows": rows}
         )
+    if report["calibration"]:
+        found.append(_calibration(report["calibration"]))
     if report["student"]["retrieval"]:
         found.append(_retrieval(report))
     if "speed" in report:
         found.append(_speed(report["speed"]))
     return found
+
+
+def _calibration(calibration: Report) -> dict[str, Any]:
+    errors = sorted(error for layer in calibration["errors"] for error in layer)
+    middle = [errors[round(share * (len(errors) - 1))] for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
+    rows = [
+        ["error of the heads' output, 10, 25, 50, 75 and 90 %", ", ".join(f"{error:.3f}" for error in middle)],
+        ["heads that keep softmax", f"{calibration['kept_share']:.0%}"],
+        ["their groups' error is above", f"{calibration['max_error']:g}"],
+        ["tokens", f"{calibration['tokens']:,}"],
+    ]
+    return {"title": "Calibration, before any training", "columns": ["", ""], "rows": rows}
 
 
 def _speed(speed: Report) -> dict[str, Any]:
@@ -100,7 +122,7 @@ def _retrieval(report: Report) -> dict[str, Any]:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Perplexity by position, and every head's entropy and support before and after."""
+    """Plot perplexity by position, and every head's entropy and support in teacher and student, to the file `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""The decode speed of the exported teacher and student: what `sharp-export` and `sharp bench latency` say of them."""
+"""The decode speed of teacher and student, exported by `sharp-export` and measured by `sharp bench latency`."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharp.plugins.errors import SharpError
+from sharp.core.errors import SharpError
 
 CONTEXTS = (4096, 32768)
 COMPLETION_TOKENS = 32
@@ -17,9 +17,14 @@ SCRIPTS = Path(sys.executable).parent
 
 
 def decode_speed(teacher: Path, student: Path, longest: int, advance: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds a token of both, float32 on this machine's CPU, after every context up to `longest` tokens.
+    """Measure milliseconds per token of both checkpoints, float32 on the CPU, after 4,096 and 32,768 tokens.
 
-    Where an export or the measurement fails the entry `failed` says why: nobody should lose a model by it.
+    Contexts that do not fit into `longest` tokens are left out; if none fits, one that does is measured. `advance` is
+    called three times.
+
+    Returns:
+        The entries completion_tokens, passes, and rows (see `latencies`). If an export or the measurement fails, the
+        entry failed says why and rows is empty. No `SharpError` is raised, which would lose the model.
     """
     try:
         return _measure(teacher, student, longest, advance)
@@ -39,7 +44,7 @@ def _measure(teacher: Path, student: Path, longest: int, advance: Callable[[], N
 
 
 def room(context: int) -> int:
-    """Tokens of context that measuring after `context` tokens takes."""
+    """Return the tokens of context that a model needs for a measurement after `context` tokens."""
     return context + COMPLETION_TOKENS + 1
 
 
@@ -51,10 +56,13 @@ def export_both(
     advance: Callable[[], None],
     options: Sequence[str] = (),
 ) -> None:
-    """The model folders `teacher` and `student` in `folder`; `options` are more of `sharp-export`'s.
+    """Export both models to `teacher` and `student` in `folder`, with more `options` of `sharp-export`.
+
+    The teacher is exported with softmax, both with a largest context of `context` tokens. `advance` is called after
+    each export.
 
     Raises:
-        SharpError: one cannot be exported; the message is what `sharp-export` says.
+        SharpError: a model cannot be exported; the message is that of `sharp-export`.
     """
     for source, norm, target in ((teacher, ("--norm", "softmax"), "teacher"), (student, (), "student")):
         _run("sharp-export", source, *norm, *options, "--max-context", context, "-q", "-o", folder / target)
@@ -62,10 +70,13 @@ def export_both(
 
 
 def latencies(folder: Path, contexts: Sequence[int], passes: int) -> list[dict[str, Any]]:
-    """Best and median milliseconds a token of the models of `export_both`, after every context.
+    """Return the best and median milliseconds per token of the models of `export_both`, after every context.
+
+    A row has the entries context (tokens), best_ms and median_ms (each with teacher and student) and times_as_fast, the
+    student against the teacher. `folder` is that of `export_both`.
 
     Raises:
-        SharpError: they cannot be measured; the message is what `sharp bench latency` says.
+        SharpError: the models cannot be measured; the message is that of `sharp bench latency`.
     """
     lengths = [option for length in contexts for option in ("--prompt-tokens", length)]
     figures = folder / "figures.json"

@@ -1,4 +1,4 @@
-"""The state of a run, saved as it goes: a run that was killed goes on from it to the same weights."""
+"""The state of a run, saved regularly, from which a run that was killed continues to the same weights."""
 
 import json
 import os
@@ -11,15 +11,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sharp.core.errors import InputError
 from sharp.exporter.adapt.recipe import Recipe
-from sharp.plugins.errors import InputError
 
 STATE_FILE = "state.safetensors"
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What a state file says beside its tensors."""
+    """The content of a state file beside its tensors.
+
+    `identity` is what two runs must share for one to continue the other, `step` the number of steps that are done, and
+    `seconds` the time that they took.
+    """
 
     recipe: Recipe
     identity: str
@@ -28,10 +32,10 @@ class RunState:
 
 
 def read_state(folder: Path) -> RunState | None:
-    """The state in `folder`, without its tensors; None where there is none.
+    """Read the state in `folder`, without its tensors; None if there is none.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the state is damaged.
     """
     path = folder / STATE_FILE
     if not path.is_file():
@@ -40,15 +44,15 @@ def read_state(folder: Path) -> RunState | None:
         with safe_open(path, framework="pt") as file:
             content = json.loads((file.metadata() or {})["run"])
         return RunState(Recipe(**content["recipe"]), content["identity"], content["step"], content["seconds"])
-    except Exception as error:  # safetensors raises its own
+    except Exception as error:  # safetensors raises errors of its own
         raise InputError(f"{path} is damaged; remove the folder {folder} to start again") from error
 
 
 def state_of(folder: Path, identity: str) -> RunState | None:
-    """The state in `folder` of the run with this identity; None where there is none.
+    """Read the state in `folder` and check that it is of the run with this identity; None if there is none.
 
     Raises:
-        InputError: it is of another run, or damaged.
+        InputError: the state is of another run, or damaged.
     """
     state = read_state(folder)
     if state is not None and state.identity != identity:
@@ -57,10 +61,12 @@ def state_of(folder: Path, identity: str) -> RunState | None:
 
 
 def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, run: RunState) -> None:
-    """Write the state; whole or not at all, as a kill may come at any time.
+    """Write the state as a whole or not at all, because the process may be killed at any time.
+
+    `folder` is made if it does not exist. `learned` are the trained parameters by name; `optimizer` is of Adam's kind.
 
     Raises:
-        InputError: it cannot be written, as on a full disk.
+        InputError: the state cannot be written, for example because the disk is full.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in learned.items():
@@ -75,7 +81,7 @@ def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(folder / STATE_FILE)
-    except Exception as error:  # safetensors raises its own
+    except Exception as error:  # safetensors raises errors of its own
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise InputError(
@@ -85,12 +91,15 @@ def save_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.
 
 @torch.no_grad()
 def load_state(folder: Path, learned: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Put the tensors of a state where they belong."""
+    """Load the tensors of the state in `folder` into the parameters and the optimizer, in place.
+
+    `read_state` must have found the state before; `step` is its number of steps. The names must be those of the state.
+    """
     with safe_open(folder / STATE_FILE, framework="pt") as file:
         kept = set(file.keys())
         for name, parameter in learned.items():
             parameter.copy_(file.get_tensor(f"weights.{name}"))
-            if f"exp_avg.{name}" in kept:  # what never had a gradient has none
+            if f"exp_avg.{name}" in kept:  # a parameter without gradients has no moments
                 moments = {
                     kind: file.get_tensor(f"{kind}.{name}").to(parameter.device) for kind in ("exp_avg", "exp_avg_sq")
                 }

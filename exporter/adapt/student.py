@@ -1,7 +1,7 @@
-"""The student: the teacher's own weights, frozen, with the new norm, low-rank adapters and a learned scale per head."""
+"""The student, which is the teacher's frozen weights with the new norm, low-rank adapters and a learned head scale."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder
-from sharp.exporter.checkpoints.hugging_face import OpenedModel, hooked_model, open_model
+from sharp.exporter.checkpoints.hugging_face import TransformersModel, hooked_model, open_model
 from sharp.exporter.checkpoints.hugging_face_checks import check_own_attention
-from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
+from sharp.exporter.checkpoints.hugging_face_keys import check_weights
+from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions
 from sharp.models.adapted_config import become_adapted
 from sharp.models.adapted_model import (
     MODEL_TYPE,
@@ -30,40 +32,59 @@ from sharp.models.adapted_model import (
     find_attention,
     plain_softmax,
 )
-from sharp.plugins.errors import InputError
 
-NORMS = ("entmax", "sparsemax", "sentmax", "asentmax", "ssa", "adaptive-temperature", "ssmax", "ssmax-bias", "assmax")
-TEMPERATURE = "icml2025-long"  # the published polynomial is 1 again beyond 5.94 nats, which long contexts have
-USUAL_ENTROPY = 2.5  # nats, of the mean head of SmolLM2 on 256 tokens and more
-SSA_START = (1.0, 2.0)  # b and n: nearer to softmax's e^z than the paper's 1 and 1.5
-FOLD_ERROR = 1e-3  # of the largest logit; rounding is far below, a projection that is normalized far above
+# Softmax is the control: training without a change of the norm.
+NORMS = (
+    "softmax",
+    "entmax",
+    "sparsemax",
+    "sentmax",
+    "asentmax",
+    "ssa",
+    "adaptive-temperature",
+    "ssmax",
+    "ssmax-bias",
+    "assmax",
+)
+TEMPERATURE = "icml2025-long"  # the short published polynomial is 1 beyond 5.94 nats, which long contexts reach
+USUAL_ENTROPY = 2.5  # nats, the mean over heads of SmolLM2 on 256 tokens and more
+SSA_START = (1.0, 2.0)  # b and n; nearer to softmax's e^z than the paper's start values 1 and 1.5
+FOLD_ERROR = 1e-3  # share of the largest logit; rounding is far below, a normalized projection far above
 
 
 @dataclass(frozen=True)
 class Student:
-    """A model that is teacher and student in one: the base weights are shared."""
+    """A model that is teacher and student in one, with shared base weights.
 
-    opened: OpenedModel
+    `decoder` wraps the model for its sizes, and for logits from hidden states. `described` is the description of the
+    student's norm, `adapter` the configuration of the low-rank adapters.
+    """
+
+    opened: TransformersModel
     decoder: HookedDecoder  # for sizes, and for logits from hidden states
     described: AdaptedNorm
     adapter: LoraConfig
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model of transformers."""
+        """The transformers model."""
         return self.opened.model
 
     def adapters(self) -> list[LoraLayer]:
-        """The layers with low-rank adapters."""
+        """Return the layers that have low-rank adapters."""
         return [module for module in self.model.modules() if isinstance(module, LoraLayer)]
 
     def learned(self) -> dict[str, nn.Parameter]:
-        """Everything that is trained, by name."""
-        return {name: one for name, one in self.model.named_parameters() if "lora_" in name or ".sharp_norm." in name}
+        """Return all trained parameters by their names in the model; those of adapters have "lora_" in their names."""
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if "lora_" in name or ".sharp_norm." in name
+        }
 
     @contextmanager
     def teacher(self) -> Iterator[None]:
-        """Inside, the model is the teacher."""
+        """Turn the model into the teacher inside the context: plain softmax, no adapters, no gradients."""
         adapters = self.adapters()
         for layer in adapters:
             layer._disable_adapters = True
@@ -75,35 +96,64 @@ class Student:
                 layer._disable_adapters = False
 
     def hidden(self, input_ids: Tensor, every_layer: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Final hidden states [batch, tokens, hidden] of int64 [batch, tokens], and those after every layer."""
+        """Compute final hidden states [batch, tokens, hidden] of token ids int64 [batch, tokens].
+
+        The second result holds the hidden states after each layer if `every_layer`; otherwise it is empty.
+        """
         output = self.model.base_model(input_ids=input_ids, use_cache=False, output_hidden_states=every_layer)
         return output.last_hidden_state, output.hidden_states[1:] if every_layer else ()
 
 
 def check_norm(norm: str, options: NormOptions) -> None:
-    """Raises InputError unless a model can be adapted to the norm with these options."""
+    """Check that a model can be adapted to the norm with these options.
+
+    Raises:
+        InputError: `sharp adapt` does not know the norm, or the norm does not take an option.
+    """
     if norm not in NORMS:
         raise InputError(f"--norm is {norm!r}, but must be one of: {', '.join(NORMS)}")
     options.check(norm)
 
 
 def with_start_values(norm: str, options: NormOptions) -> NormOptions:
-    """`options` with what models are adapted to where the user says nothing and the norm's own value is another."""
+    """Return `options` with the defaults of adaptation where they differ from the norm's and the user gave none.
+
+    Only adaptive-temperature has another default, the polynomial icml2025-long.
+    """
     if norm == "adaptive-temperature" and options.temperature_coefficients is None:
         return replace(options, temperature_coefficients=TEMPERATURE)
     return options
 
 
 def make_student(
-    path: Path, norm: str, options: NormOptions, rank: int, layers: range | None, length: int, seed: int
+    path: Path,
+    norm: str,
+    options: NormOptions,
+    rank: int,
+    layers: range | None,
+    length: int,
+    seed: int,
+    ignore: Sequence[str] = (),
 ) -> Student:
-    """The student of the checkpoint at `path`, before its first step.
+    """Make the student of the checkpoint at `path`, as it is before its first step, on the CPU.
+
+    Args:
+        path: a Hugging Face folder or a .gguf file.
+        norm: one of `NORMS`.
+        options: the options of the norm.
+        rank: the rank of the adapters.
+        layers: the layers whose projections get adapters; None: all.
+        length: the length of the training sequences, in tokens.
+        seed: set as torch's global random seed before the adapters are made.
+        ignore: unknown keys of the checkpoint to accept.
 
     Raises:
-        InputError: the checkpoint cannot be read, is no causal language model, or was adapted already.
+        InputError: the checkpoint cannot be read, is no causal language model, has no tokenizer, or was adapted
+            already; or norm, options, `layers` or `length` do not fit.
     """
     check_norm(norm, options)
-    opened = open_model(path)
+    opened = open_model(path, ignore=ignore)
+    check_weights(path, opened.unused_weights, opened.head, opened.architecture.kind, ignore)
     if opened.architecture.kind != "decoder":
         raise InputError(f"{path} is an encoder ({opened.facts.model_type}); sharp adapt is for causal language models")
     if opened.adapted is not None:
@@ -143,13 +193,13 @@ def make_student(
     inject_adapter_in_model(adapter, model)
     student = Student(opened, decoder, described, adapter)
     for parameter in student.learned().values():
-        parameter.requires_grad_()  # peft freezes everything but its own
+        parameter.requires_grad_()  # peft freezes everything but its adapters
     return student
 
 
 @torch.no_grad()
 def _start(model: nn.Module, options: NormOptions) -> None:
-    """Start values that are near to the softmax that the model was trained with."""
+    """Set start values of the norms of `model`, in place, that are near the softmax that the model was trained with."""
     b, n = (
         start if given is None else given
         for given, start in zip((options.ssa_b, options.ssa_n), SSA_START, strict=True)
@@ -157,7 +207,7 @@ def _start(model: nn.Module, options: NormOptions) -> None:
     for norm in attention_norms(model):
         scale = norm.query_scale
         if norm.described.scheme.normalizer == "adaptive_softmax":
-            # Logits are divided by what the usual row is sharpened by.
+            # Logits are divided by the inverse temperature of a row of usual entropy, which multiplies them later.
             factor = float(np.polyval(norm.described.temperature_coefficients, USUAL_ENTROPY))
             assert norm.log_scale is not None
             norm.log_scale.fill_(-math.log(max(1.0, factor)))
@@ -165,7 +215,7 @@ def _start(model: nn.Module, options: NormOptions) -> None:
             norm.head_parameters.fill(b, n)
         if scale is None:
             continue
-        if scale.kind == "length":  # starts near 1 in the length that it is trained with
+        if scale.kind == "length":  # starts near 1 at the training length
             continue
         if scale.kind == "length-bias":
             scale.s.zero_()
@@ -173,15 +223,21 @@ def _start(model: nn.Module, options: NormOptions) -> None:
             continue
         for name, parameter in scale.named_parameters():
             parameter.fill_(math.log(2) if name == "beta" else 0.0)
-        # The factor starts as 1 + ln 2, whatever the length.
+        # The factor of the scale starts at 1 + ln 2 for every length, which log_scale undoes.
         assert norm.log_scale is not None
         norm.log_scale.fill_(-math.log1p(math.log(2)))
 
 
 def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: range | None) -> LoraConfig:
-    """Low-rank adapters of all projections of the attention modules, or of those of some layers."""
+    """Return the configuration of adapters for all projections of the attention modules, or of those in `layers`.
+
+    Raises:
+        InputError: `layers` ends after the last layer, or there are no linear projections.
+    """
     if layers is not None and layers.stop > len(modules):
-        raise InputError(f"--layers ends at {layers.stop - 1}, but the model's last layer is {len(modules) - 1}")
+        raise InputError(
+            f"--layers ends at {layers.stop - 1}, but the model's last layer is {len(modules) - 1}; end there or before"
+        )
     targets, transposed = [], False
     for layer, name in enumerate(modules):
         if layers is not None and layer not in layers:
@@ -197,21 +253,27 @@ def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: rang
 
 @torch.no_grad()
 def finish(student: Student, adapter_folder: Path | None = None) -> AdaptedNorm:
-    """Merge what was learned into the weights; the model is then one that transformers saves as an adapted model.
+    """Merge all that was learned into the weights, in place, so that transformers saves an adapted model.
 
-    `adapter_folder` gets the low-rank adapter as peft writes it.
+    The low-rank adapter is written to `adapter_folder` in peft's format, if a folder is given; it must not exist. The
+    student cannot be trained afterwards.
+
+    Returns:
+        The description of the norm; its `scaled_queries` is False if the factors of heads became part of the weights.
     """
     model = student.model
     if adapter_folder is not None:
         adapter_folder.mkdir(parents=True)
-        learned = {name: one for name, one in student.learned().items() if "lora_" in name}
-        named = {f"base_model.model.{name.replace('.default', '')}": one.contiguous() for name, one in learned.items()}
+        learned = {name: parameter for name, parameter in student.learned().items() if "lora_" in name}
+        named = {
+            f"base_model.model.{name.replace('.default', '')}": tensor.contiguous() for name, tensor in learned.items()
+        }
         save_file(named, adapter_folder / "adapter_model.safetensors")
         student.adapter.save_pretrained(str(adapter_folder))
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
             base = module.get_base_layer()
-            linear: Any = module  # every kind of adapted layer has its own
+            linear: Any = module  # every kind of adapted layer has its own get_delta_weight
             base.weight += linear.get_delta_weight("default").to(base.weight.dtype)
             model.set_submodule(name, base)
     described = _fold_scales(student)
@@ -223,30 +285,38 @@ def finish(student: Student, adapter_folder: Path | None = None) -> AdaptedNorm:
 
 
 def _fold_scales(student: Student) -> AdaptedNorm:
-    """Make each head's factor part of its query projection, where the result is the same; else leave it."""
+    """Multiply each head's factor into its query projection, unless that changes the logits of the model.
+
+    Returns:
+        The description of the norm, with `scaled_queries` False if the factors were multiplied.
+    """
     model, described, config = student.model, student.described, student.decoder.config
     norms = attention_norms(model)
     projections = [getattr(model.get_submodule(name), "q_proj", None) for name in described.attention_modules]
     size = config.q_heads * config.head_dim
-    if not all(isinstance(one, nn.Linear) and one.out_features == size for one in projections):
+    if not all(isinstance(projection, nn.Linear) and projection.out_features == size for projection in projections):
         return described
     device = next(model.parameters()).device
     tokens = torch.arange(min(16, config.max_context), device=device)[None] % config.vocab_size
     before = model(input_ids=tokens, use_cache=False).logits
-    kept = [[parameter.clone() for parameter in one.parameters()] for one in projections if one is not None]
+    kept = [
+        [parameter.clone() for parameter in projection.parameters()]
+        for projection in projections
+        if projection is not None
+    ]
     scales = [norm.log_scale for norm in norms]
-    for norm, one in zip(norms, projections, strict=True):
-        assert norm.log_scale is not None and one is not None
+    for norm, projection in zip(norms, projections, strict=True):
+        assert norm.log_scale is not None and projection is not None
         rows = torch.exp(norm.log_scale).repeat_interleave(config.head_dim)
-        for parameter in one.parameters():
+        for parameter in projection.parameters():
             parameter *= rows if parameter.ndim == 1 else rows[:, None]
         norm.log_scale = None
     after = model(input_ids=tokens, use_cache=False).logits
     if (after - before).abs().max() <= FOLD_ERROR * before.abs().max():
         return replace(described, scaled_queries=False)
-    for norm, scale, one, old in zip(norms, scales, projections, kept, strict=True):
+    for norm, scale, projection, old in zip(norms, scales, projections, kept, strict=True):
         norm.log_scale = scale
-        assert one is not None
-        for parameter, value in zip(one.parameters(), old, strict=True):
+        assert projection is not None
+        for parameter, value in zip(projection.parameters(), old, strict=True):
             parameter.copy_(value)
     return described

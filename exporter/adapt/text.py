@@ -1,4 +1,4 @@
-"""The text of an adaptation: files of the user's, or the documentation that comes with Python."""
+"""The text of an adaptation: files of the user, or the documentation that comes with Python."""
 
 import ast
 import glob
@@ -12,34 +12,94 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharp.plugins.errors import InputError, NotFoundError
+from sharp.core.errors import InputError, NotFoundError
+from sharp.core.licence import licence
+from sharp.exporter.adapt.settings import AdaptSettings
+from sharp.exporter.adapt.student import Student
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".parquet")
-BLOCK = 4000  # characters; one block of `HELD_OUT_EVERY` is not trained on
+BLOCK = 4000  # characters; one block in `HELD_OUT_EVERY` is held out
 HELD_OUT_EVERY = 20
 MOST_CHARACTERS = 16_000_000
-MOST_TOKENS_PER_CHARACTER = 1.2  # above, the tokenizer has only bytes for the script
+MOST_TOKENS_PER_CHARACTER = 1.2  # a tokenizer with more has only bytes for the script
 MOST_UNKNOWN = 0.02
 PYTHON_TEXT = "the documentation in Python's standard library (PSF licence)"
 
 
 @dataclass(frozen=True)
-class Text:
-    """Token ids int64 [tokens] to train on and held out, and what they are of."""
+class TrainingText:
+    """Token ids int64 [tokens] to train on and held out, and the name of their text."""
 
     name: str
     train: Tensor
     held_out: Tensor
 
 
-def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int, shorter: str) -> Text:
-    """The text of files and folders; without any, Python's own documentation.
-
-    `least` is the number of tokens that training and held-out part must have, `shorter` the option that needs less.
+def training_text(settings: AdaptSettings, student: Student) -> TrainingText:
+    """Read the text to train on: the user's files, or Python's documentation.
 
     Raises:
-        NotFoundError: nothing is at a path.
-        InputError: a file cannot be read, or the text is too short or in a script that the tokenizer does not know.
+        NotFoundError: a file does not exist.
+        InputError: a file cannot be read, the tokenizer does not know the script, or the part to train on or the
+            held-out part is shorter than the longest training sequence.
+    """
+    long_length = settings.longest_sequence(student.decoder.config.max_context)
+    shorter = "--stage short" if long_length > settings.length else "a smaller --length"
+    least = max(settings.length, long_length) + 1
+    paths = tuple(map(Path, settings.text))
+    return read_text(paths, student.opened.tokenizer, student.decoder.config.vocab_size, least, shorter)
+
+
+def unlike_text(settings: AdaptSettings, student: Student) -> tuple[str, Tensor]:
+    """Return the name and the token ids int64 [tokens] of a text unlike the training text: `held_out`, or the licence.
+
+    Raises:
+        NotFoundError: the text is no file.
+        InputError: the text is too short, or the tokenizer does not know its script.
+    """
+    path = licence() if settings.held_out is None else Path(settings.held_out)
+    if not path.is_file():
+        said = "is a folder" if path.is_dir() else "does not exist"
+        raise NotFoundError(f"text {path} {said}; give a file with --held-out")
+    content = path.read_text(encoding="utf-8", errors="replace")
+    tokens = encode(content, student.opened.tokenizer, student.decoder.config.vocab_size, path.name)
+    if len(tokens) < 16:
+        raise InputError(f"text {path} is too short: {len(tokens)} tokens; give another with --held-out")
+    return path.name, tokens
+
+
+def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int, shorter: str) -> TrainingText:
+    """Read the text of files and folders, or Python's documentation if `paths` is empty.
+
+    `tokenizer` is one of transformers. `least` is the number of tokens that each part, training and held-out, must
+    have; `shorter` names an option that needs fewer, for the message.
+
+    Raises:
+        NotFoundError: nothing is at a path, or this Python has no documentation.
+        InputError: a file cannot be read, a folder has no text file, or the text is too short or in a script that the
+            tokenizer does not know.
+    """
+    name, *texts = read_documents(paths)
+    parts = [encode(document, tokenizer, vocab_size, name) for document in texts]
+    for part, what in zip(parts, ("to train on", "held out"), strict=True):
+        if len(part) < least:
+            raise InputError(
+                f"the text ({name}) is too short: {len(part)} tokens {what}, but a sequence has {least}; "
+                f"give more with --text, or choose {shorter}"
+            )
+    return TrainingText(name, *parts)
+
+
+def read_documents(paths: Sequence[Path]) -> tuple[str, str, str]:
+    """Return the name of the text of files and folders, its part to train on, and the held-out part.
+
+    The text is Python's documentation if `paths` is empty. One block in 20 is held out. Of a text of more than 16
+    million characters, only every n-th block is used, so that at most 16 million remain. An empty text gives empty
+    parts.
+
+    Raises:
+        NotFoundError: nothing is at a path, or this Python has no documentation.
+        InputError: a file cannot be read, or a folder has no text file.
     """
     documents = [document for path in paths for document in _documents(path)] if paths else list(_python_documents())
     name = ", ".join(path.name for path in paths) if paths else PYTHON_TEXT
@@ -48,25 +108,22 @@ def read_text(paths: Sequence[Path], tokenizer: Any, vocab_size: int, least: int
     step = -(-sum(map(len, blocks)) // MOST_CHARACTERS)
     blocks = blocks[:: max(1, step)]
     parts = []
-    for held_out in (False, True):
+    for is_held_out in (False, True):
         chosen = [
-            one for index, one in enumerate(blocks) if (index % HELD_OUT_EVERY == HELD_OUT_EVERY // 2) == held_out
+            block
+            for index, block in enumerate(blocks)
+            if (index % HELD_OUT_EVERY == HELD_OUT_EVERY // 2) == is_held_out
         ]
-        parts.append(encode("\n\n".join(chosen), tokenizer, vocab_size, name))
-    for part, what in zip(parts, ("to train on", "held out"), strict=True):
-        if len(part) < least:
-            raise InputError(
-                f"the text ({name}) is too short: {len(part)} tokens {what}, but a sequence has {least}; "
-                f"give more with --text, or choose {shorter}"
-            )
-    return Text(name, *parts)
+        parts.append("\n\n".join(chosen))
+    train, held_out = parts
+    return name, train, held_out
 
 
 def encode(text: str, tokenizer: Any, vocab_size: int, name: str) -> Tensor:
-    """Token ids int64 [tokens] of a text.
+    """Encode a text as token ids int64 [tokens], without special tokens; `name` is that of the text, for messages.
 
     Raises:
-        InputError: the tokenizer does not know its script, or has tokens that the model does not have.
+        InputError: the tokenizer does not know the script of the text, or has tokens that the model does not have.
     """
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
     if not ids:
@@ -88,7 +145,7 @@ def _documents(path: Path) -> Iterator[str]:
     if not path.exists():
         raise NotFoundError(f"text {path} does not exist; give a file or folder with --text")
     if path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+        files = sorted(entry for entry in path.rglob("*") if entry.suffix in SUFFIXES and entry.is_file())
         if not files:
             raise InputError(
                 f"the folder {path} has no file that ends in {', '.join(SUFFIXES)}; give another with --text"
@@ -106,7 +163,9 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path, content: str) -> Iterator[str]:
-    for number, line in enumerate(content.split("\n"), 1):  # JSON may hold what `splitlines` takes for ends of lines
+    for number, line in enumerate(
+        content.split("\n"), 1
+    ):  # JSON strings may hold other characters at which `splitlines` splits
         if line.strip():
             try:
                 yield str(json.loads(line)["text"])
@@ -121,9 +180,9 @@ def _parquet(path: Path) -> Iterator[str]:
         raise InputError(
             f"{path} is read with the library datasets: pip install datasets; or give text files"
         ) from error
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it says of a damaged file is said below
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # a damaged file raises the error below
     try:
-        # Streamed, or the library copies the whole file to its cache first.
+        # Without streaming, the library would first copy the whole file to its cache.
         rows = datasets.load_dataset("parquet", data_files=glob.escape(str(path)), split="train", streaming=True)
         for row in rows:
             if row["text"] is not None:
@@ -135,7 +194,11 @@ def _parquet(path: Path) -> Iterator[str]:
 
 
 def _python_documents() -> Iterator[str]:
-    """The language reference, and the docstrings of the standard library."""
+    """Yield Python's language reference, and the docstrings of the standard library.
+
+    Raises:
+        NotFoundError: this Python was installed without its documentation.
+    """
     try:
         from pydoc_data.topics import topics
     except ModuleNotFoundError as error:
@@ -151,11 +214,11 @@ def _python_documents() -> Iterator[str]:
             continue
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-        yield "\n\n".join(one for one in found if one and len(one) > 80)
+        yield "\n\n".join(docstring for docstring in found if docstring and len(docstring) > 80)
 
 
 def _blocks(documents: Iterable[str], most: int) -> Iterator[str]:
-    """Parts of about `most` characters, broken between paragraphs where there are any."""
+    """Yield parts of about `most` characters, split between paragraphs; longer paragraphs are cut."""
     block: list[str] = []
     size = 0
     for document in documents:

@@ -1,4 +1,4 @@
-"""The distillation: deterministic, saved as it goes, and resumed to the same weights."""
+"""The distillation, which is deterministic, saved regularly, and resumed to the same weights."""
 
 import math
 import time
@@ -13,47 +13,56 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from sharp.core.errors import InputError, SharpError
 from sharp.exporter.adapt.processes import ALONE, Processes
 from sharp.exporter.adapt.recipe import DTYPES, Recipe, alpha_at, batch_at
 from sharp.exporter.adapt.state import RunState, load_state, read_state, save_state
 from sharp.exporter.adapt.student import Student
 from sharp.models.adapted_model import attention_norms
-from sharp.plugins.errors import InputError, SharpError
 
-LOGITS_ROWS = 128  # tokens whose logits exist at once: of a large vocabulary, a gigabyte for a whole sequence
+LOGITS_ROWS = 128  # tokens whose logits exist at once; a whole sequence may need a gigabyte
 MOST_LOGITS = 2**25
 SAVE_SECONDS = 30.0
-CHECKPOINTED_LENGTH = 2048  # from here on activations are computed again in the backward pass
+CHECKPOINTED_LENGTH = 2048  # sequences from this length recompute activations in the backward pass
 PROBE_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known after a step."""
+    """The state of training after a step.
+
+    `step` of `steps` steps are done, which took `seconds`, those before a resumption included. `loss` is `divergence` +
+    the relative squared error of the hidden states, both means over the step's tokens.
+    """
 
     step: int
     steps: int
     loss: float
     divergence: float  # KL in nats per token
-    hidden_error: float
     seconds: float
 
 
 def backward(student: Student, input_ids: Tensor, share: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Add the gradients of one micro-batch; (KL per token, relative squared error of the hidden states)."""
+    """Add the gradients of one micro-batch int64 [sequences, tokens], times its `share` of the batch.
+
+    `dtype` is that of matrix products.
+
+    Returns:
+        KL(teacher || student) in nats per token, and the relative squared error of the hidden states, mean of layers.
+    """
     with torch.autocast(input_ids.device.type, dtype, enabled=dtype != torch.float32):
         with student.teacher():
             right, right_layers = student.hidden(input_ids, every_layer=True)
         found, layers = student.hidden(input_ids, every_layer=True)
         errors = [
-            (one.float() - target.float()).square().mean() / target.float().square().mean()
-            for one, target in zip(layers, right_layers, strict=True)
+            (states.float() - target.float()).square().mean() / target.float().square().mean()
+            for states, target in zip(layers, right_layers, strict=True)
         ]
         hidden_error = torch.stack(errors).mean()
         rows, right_rows = found.flatten(0, 1), right.flatten(0, 1)
         divergence = found.new_zeros((), dtype=torch.float32)
         for part, target in zip(rows.split(LOGITS_ROWS), right_rows.split(LOGITS_ROWS), strict=True):
-            # The logits of a short sequence fit, and need not be computed again.
+            # The logits of a short sequence fit into memory and need no checkpointing.
             part_divergence = (
                 checkpoint(_divergence, student, part, target, use_reentrant=False)
                 if rows.shape[0] * student.decoder.config.vocab_size > MOST_LOGITS
@@ -66,7 +75,7 @@ def backward(student: Student, input_ids: Tensor, share: float, dtype: torch.dty
 
 
 def _divergence(student: Student, rows: Tensor, right_rows: Tensor) -> Tensor:
-    """Sum over tokens of KL(teacher || student)."""
+    """Return the sum over tokens of KL(teacher || student)."""
     with torch.no_grad():
         right = functional.log_softmax(student.decoder.logits(right_rows).float(), -1)
     found = functional.log_softmax(student.decoder.logits(rows).float(), -1)
@@ -74,12 +83,15 @@ def _divergence(student: Student, rows: Tensor, right_rows: Tensor) -> Tensor:
 
 
 def seconds_per_token(student: Student, tokens: Tensor, batch: int, length: int, dtype: str) -> float:
-    """Time of a token of training; the gradients are thrown away."""
+    """Measure the seconds of training per token, for steps of `batch` sequences of `length` tokens.
+
+    `dtype` is a key of `DTYPES`. No parameter is changed; gradients are discarded.
+    """
     recipe = Recipe(PROBE_STEPS, length, batch, dtype=dtype)
     seconds = []
     for step in range(PROBE_STEPS):
         began = time.monotonic()
-        with on_the_path(student, 0.0):  # where a step takes longest
+        with on_the_path(student, 0.0):  # the share at which a step takes longest
             train_step(student, batch_at(recipe, tokens, step), DTYPES[dtype])
         seconds.append(time.monotonic() - began)
         for parameter in student.learned().values():
@@ -88,7 +100,12 @@ def seconds_per_token(student: Student, tokens: Tensor, batch: int, length: int,
 
 
 def train_step(student: Student, input_ids: Tensor, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
-    """The gradients of a batch, a few sequences at a time; the mean of `backward`'s numbers."""
+    """Add the gradients of a batch int64 [sequences, tokens], a few sequences at a time; no optimizer step is taken.
+
+    Returns:
+        KL(teacher || student) in nats per token, and the relative squared error of the hidden states, means of the
+        batch.
+    """
     device = next(student.model.parameters()).device
     length = input_ids.shape[1]
     at_once = max(1, (8192 if device.type == "cuda" else 512) // length)
@@ -102,7 +119,11 @@ def train_step(student: Student, input_ids: Tensor, dtype: torch.dtype = torch.f
 
 
 def _checkpoint_layers(model: nn.Module, checkpointed: bool) -> None:
-    """Transformers checkpoints layers in training mode only; that of the layer alone brings no dropout."""
+    """Switch gradient checkpointing of all layers.
+
+    Transformers checkpoints layers in training mode only. The mode is set for the layer alone and not for its modules,
+    so dropout stays off.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -115,7 +136,10 @@ def _checkpoint_layers(model: nn.Module, checkpointed: bool) -> None:
 
 @contextmanager
 def on_the_path(student: Student, share: float) -> Iterator[None]:
-    """The student with the norm of a step before which this `share` of the run lies; some norms have no path."""
+    """Give the student, inside the context, the norm of a step before which this `share` (0 to 1) of the run lies.
+
+    Only entmax has a path from softmax; other norms stay as they are.
+    """
     target = student.described
     present = target
     if target.scheme.normalizer == "entmax":
@@ -140,14 +164,16 @@ def train(
     stop_after: int | None = None,
     processes: Processes = ALONE,
 ) -> None:
-    """Train `student` for the recipe's steps, or go on with the run whose state is in `folder`.
+    """Train `student` in place for the recipe's steps, or continue the run whose state is in `folder`.
 
-    Every one of `processes` calls this with the same arguments, and the first saves. `stop_after` ends early, as if
-    killed after that step had been saved.
+    `tokens` is int64 [n]. `identity` is written with the state; the caller has compared it with that of an earlier
+    state (`state_of`). `on_step` is called after every step. All `processes` call this function with the same
+    arguments, and the first saves the state. `stop_after` ends the run after that step, as if it had been killed once
+    the step was saved.
 
     Raises:
-        InputError: there is not enough memory.
-        SharpError: the loss is not finite any more.
+        InputError: there is not enough memory, or the state is damaged or cannot be written.
+        SharpError: the loss is no longer finite.
     """
     learned = student.learned()
     adapters = {name for name in learned if "lora_" in name}
@@ -170,21 +196,34 @@ def descend(
     stop_after: int | None = None,
     processes: Processes = ALONE,
 ) -> None:
-    """Minimize what `losses_of` a step returns the parts of, after it has added the gradients of `learned`.
+    """Minimize a loss over the parameters `learned`, in place, for the recipe's steps, or continue the run in `folder`.
 
-    The parameters named in `adapters` have the recipe's rate for adapters, the others that for norms. The state is kept
-    in `folder`, where there is one. Else as `train`.
+    Args:
+        learned: the trained parameters by name.
+        adapters: names of parameters with the recipe's rate for adapters; all others have the rate for norms.
+        recipe: the steps and rates.
+        losses_of: adds the gradients of a step (from 0) to the parameters and returns divergence and hidden error,
+            whose sum is the loss.
+        on_step: called after every step.
+        folder: where the state is saved; None: nowhere.
+        identity: identifies the run in its state. It is not compared with that of an earlier state (see `state_of`).
+        stop_after: end the run after this step, as if it had been killed.
+        processes: the processes that train together; the first saves the state.
+
+    Raises:
+        InputError: there is not enough memory, or the state is damaged or cannot be written.
+        SharpError: the loss is no longer finite.
     """
-    norms = [one for name, one in learned.items() if name not in adapters]
+    norms = [parameter for name, parameter in learned.items() if name not in adapters]
     groups = [
-        {"params": [one for name, one in learned.items() if name in adapters], "lr": recipe.adapter_rate},
+        {"params": [parameter for name, parameter in learned.items() if name in adapters], "lr": recipe.adapter_rate},
         {"params": norms, "lr": recipe.norm_rate},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
     device = next(iter(learned.values())).device
     rates = [group["lr"] for group in optimizer.param_groups]
     state = None if folder is None else read_state(folder)
-    processes.wait()  # the first writes when all have read
+    processes.wait()  # the first process writes the state only after all have read it
     step, seconds = (0, 0.0) if state is None else (state.step, state.seconds)
     began, saved = time.monotonic() - seconds, time.monotonic()
 
@@ -204,7 +243,7 @@ def descend(
             losses = torch.tensor(losses_of(step), device=device)
         except (MemoryError, RuntimeError) as failure:
             raise memory_error(failure, recipe) from failure
-        processes.average([losses, *(one.grad for one in learned.values() if one.grad is not None)])
+        processes.average([losses, *(parameter.grad for parameter in learned.values() if parameter.grad is not None)])
         divergence, error = losses.tolist()
         norm = nn.utils.clip_grad_norm_(list(learned.values()), recipe.clip)
         if not (math.isfinite(divergence + error) and norm.isfinite()):
@@ -215,11 +254,14 @@ def descend(
         if step == last or time.monotonic() - saved > SAVE_SECONDS:
             save()
             saved = time.monotonic()
-        on_step(Progress(step, recipe.steps, divergence + error, divergence, error, time.monotonic() - began))
+        on_step(Progress(step, recipe.steps, divergence + error, divergence, time.monotonic() - began))
 
 
 def memory_error(failure: BaseException, recipe: Recipe) -> BaseException:
-    """The sentence for a failure for want of memory; any other failure as it is."""
+    """Return an InputError for a failure for lack of memory; return any other failure itself.
+
+    A failure is for lack of memory by its class, or if its message has the word "memory".
+    """
     said = str(failure).lower()
     if isinstance(failure, MemoryError | torch.OutOfMemoryError) or "memory" in said:
         return InputError(

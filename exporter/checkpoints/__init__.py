@@ -1,1 +1,1 @@
-"""Checkpoints: which reader takes a path, and what it makes of it."""
+"""Readers of checkpoints of every format, and the choice of the reader for a path."""

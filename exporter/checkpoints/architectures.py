@@ -1,4 +1,4 @@
-"""The Hugging Face architectures that sharp-export takes: their attention is what the op computes, through the hook."""
+"""The Hugging Face architectures that sharp-export takes. The hook gives their attention to the attention op."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,9 +6,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Architecture:
-    """One `model_type` of `config.json`; `notes` says what its attention has besides grouped queries and RoPE.
+    """One `model_type` of `config.json`. `notes` names features of its attention other than grouped queries and RoPE.
 
-    With `positions_after_padding` the first token's position is pad_token_id + 1, so a sequence is that much shorter.
+    `models` are the names of its models, for people.
+    With `positions_after_padding` the position of the first token is pad_token_id + 1, so the longest sequence has
+    pad_token_id + 1 tokens fewer than the model has positions.
     """
 
     model_type: str
@@ -128,5 +130,6 @@ ARCHITECTURES = {
     )
 }
 
-# RoPE variants whose angles depend on the position alone; the others change with the length of the sequence.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# RoPE variants whose angles depend on the position alone. The angles of other variants change with the length of the
+# sequence. "frequency_factors" is the type that `sharp.exporter.checkpoints.gguf.rope` adds to those of transformers.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "frequency_factors")

@@ -1,8 +1,7 @@
-"""What stands on a Hugging Face encoder (`--head`), and how sentence-transformers makes embeddings and scores of it."""
+"""The heads of Hugging Face encoders (`--head`), and the settings by which sentence-transformers pools and scores."""
 
 import inspect
 import json
-import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,8 +13,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Activation, Classification, Embedding, Pooling
+from sharp.core.errors import InputError
+from sharp.core.manifest import Activation, Classification, Embedding, Pooling
 
 Head = Literal["masked-lm", "embedding", "classification"]
 HEADS: tuple[Head, ...] = get_args(Head)
@@ -30,16 +29,14 @@ MODULES, TRANSFORMER_SETTINGS, OWN_SETTINGS = (
     "config_sentence_transformers.json",
 )
 TOKENIZER_SETTINGS, LONGEST, UNLIMITED = "tokenizer_config.json", "model_max_length", 1e9
-# The names of sentence-transformers, as one name or as a flag each.
+# The names of poolings in sentence-transformers: values of "pooling_mode", and flags "pooling_mode_*".
 POOLINGS: dict[str, Pooling] = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls"}
 POOLINGS |= {"lasttoken": "last", "last_token": "last", "last": "last"}
 ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "identity"}
-# Weights of checkpoints that hidden states do not need.
-OTHER_HEADS = re.compile(r"(^|\.)(pooler|cls|lm_head|head|classifier|decoder)\.")
 
 
 def head_of(path: Path, facts: PreTrainedConfig) -> Head:
-    """The head that an encoder was saved with."""
+    """Return the head that the encoder in folder `path` was saved with; masked-lm if its files name no other."""
     names = [str(name) for name in facts.architectures or ()]
     if any(name.endswith("ForSequenceClassification") for name in names):
         return "classification"
@@ -48,7 +45,10 @@ def head_of(path: Path, facts: PreTrainedConfig) -> Head:
 
 
 def loading_options(head: Head, facts: PreTrainedConfig) -> dict[str, Any]:
-    """How transformers makes the model: without the layer that only classification heads read."""
+    """Return the arguments for transformers that leave out the pooling layer of an encoder exported for embeddings.
+
+    The dictionary is empty for other heads, and for classes without such an argument.
+    """
     if head != "embedding":
         return {}
     model: Any = MODEL_MAPPING[type(facts)]
@@ -56,19 +56,27 @@ def loading_options(head: Head, facts: PreTrainedConfig) -> dict[str, Any]:
 
 
 def longest_text(path: Path, head: Head) -> int | None:
-    """The tokens to which sentence-transformers cuts a text; None where the folder says nothing of it."""
-    if head == "masked-lm":  # also every decoder's, which may be a .gguf file
+    """Return the number of tokens to which sentence-transformers cuts a text.
+
+    None if the folder does not say it, and for the head masked-lm in any case.
+
+    Raises:
+        InputError: a settings file is damaged.
+    """
+    if head == "masked-lm":  # decoders have this value, too, and their path may be a .gguf file
         return None
     stated = [_read(path / TRANSFORMER_SETTINGS).get("max_seq_length"), _read(path / TOKENIZER_SETTINGS).get(LONGEST)]
-    lengths = [int(one) for one in stated if isinstance(one, int | float) and 1 <= one < UNLIMITED]
+    lengths = [int(length) for length in stated if isinstance(length, int | float) and 1 <= length < UNLIMITED]
     return lengths[0] if lengths else None
 
 
 def read_embedding(path: Path, facts: PreTrainedConfig) -> Embedding:
-    """How the hidden states of `path` become an embedding: the mean, unless sentence-transformers' files say otherwise.
+    """Return how the hidden states of `path` become an embedding, from sentence-transformers' files.
+
+    Without these files the embedding is the mean of the tokens.
 
     Raises:
-        InputError: they ask for what Sharp does not have.
+        InputError: the files are damaged, or name a module, a pooling or a setting that Sharp does not have.
     """
     if _read(path / TRANSFORMER_SETTINGS).get("do_lower_case"):
         raise InputError(f"{path / TRANSFORMER_SETTINGS} has do_lower_case, which belongs into the tokenizer; set it")
@@ -93,12 +101,18 @@ def read_embedding(path: Path, facts: PreTrainedConfig) -> Embedding:
 
 
 def read_classification(path: Path, facts: PreTrainedConfig) -> Classification:
-    """The labels of a classification head, and what makes scores of its logits, as sentence-transformers has it."""
+    """Return the labels of a classification head, and the activation by which sentence-transformers scores them.
+
+    If the files name no activation, it is sigmoid for a single label and otherwise softmax.
+
+    Raises:
+        InputError: Sharp does not have the activation, or a settings file is damaged.
+    """
     labels = tuple(map(str, (facts.id2label or {}).values()))
     settings = [getattr(facts, "sentence_transformers", None), _read(path / OWN_SETTINGS)]
-    named = [one.get("activation_fn") for one in settings if isinstance(one, dict)]
+    named = [content.get("activation_fn") for content in settings if isinstance(content, dict)]
     named.append(getattr(facts, "sbert_ce_default_activation_function", None))
-    name = next((str(one).rpartition(".")[2] for one in named if one), None)
+    name = next((str(path_of_class).rpartition(".")[2] for path_of_class in named if path_of_class), None)
     if name is None:
         return Classification(labels=labels, activation="sigmoid" if len(labels) == 1 else "softmax")
     if name not in ACTIVATIONS:
@@ -110,7 +124,7 @@ def _pooling(path: Path) -> Pooling:
     content = _read(path)
     flags = {name.removeprefix("pooling_mode_") for name, on in content.items() if on and "pooling_mode_" in name}
     mode = content.get("pooling_mode")
-    names = {str(one) for one in (mode if isinstance(mode, list) else [mode])} if mode else flags
+    names = {str(name) for name in (mode if isinstance(mode, list) else [mode])} if mode else flags
     pooling = POOLINGS.get(next(iter(names))) if len(names) == 1 else None
     if pooling is None:
         how = " and ".join(sorted(names)) or "nothing that it names"
@@ -125,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _read_list(path: Path) -> list[dict[str, Any]]:
     content = _json(path, [])
-    return [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 
 def _json(path: Path, missing: Any) -> Any:

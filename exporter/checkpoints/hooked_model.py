@@ -1,4 +1,4 @@
-"""Models of transformers whose attention goes through the hook, as the decoder or encoder that is exported."""
+"""The decoder and the encoder made from a model of transformers whose attention goes through the hook."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,27 +7,35 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core import manifest
+from sharp.core.manifest import ModelKind, Port, PositionScheme
 from sharp.exporter.checkpoints.encoder_heads import Head
-from sharp.exporter.checkpoints.hook import HOOK, check_uncapped
-from sharp.exporter.checkpoints.uncached_model import UncachedModel
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.head_parts import HeadPart, split
+from sharp.exporter.sources.hook import HOOK, check_uncapped
+from sharp.exporter.sources.norm_options import NO_OPTIONS, norm_parameters
+from sharp.exporter.sources.uncached_model import UncachedModel
 from sharp.models.adapted_model import MODEL_TYPE as ADAPTED
 from sharp.models.adapted_model import AttentionNorm, attention_norms, is_local
-from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
+from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, HeadGroup, LayerOptions
 from sharp.models.config import SharpConfig
-from sharp.models.norms import SsaParameters
 from sharp.models.positions import scaled_heads
 from sharp.models.query_scale import QueryScale
-from sharp.plugins.manifest import ModelKind, Port, PositionScheme
+from sharp.models.ssa_parameters import SSA_START, SsaValues
 
 
 class StartParameters(nn.Module):
-    """The parameters of a norm that the checkpoint was not trained with, at their start values; none for most norms."""
+    """The start values of the parameters of a norm that the checkpoint was not trained with; many norms have none.
+
+    Norms that learn projections or exponents have no start values and must not be given.
+    """
 
     def __init__(self, config: SharpConfig) -> None:
         super().__init__()
         self.norm = config.norm
-        self.head_parameters = SsaParameters(config.q_heads) if config.scheme.head_parameters else None
+        self.head_parameters = (
+            SsaValues(torch.tensor([SSA_START] * config.q_heads)) if config.scheme.head_parameters else None
+        )
         self.query_scale = (
             QueryScale(config.scheme.scale_kind, config.hidden_size, scaled_heads(config), config.trained_context)
             if config.scheme.scale_kind != "none"
@@ -35,8 +43,13 @@ class StartParameters(nn.Module):
         )
 
     def around(self, attention: AttentionFunction, last_visible: Tensor) -> AttentionFunction:
-        """`attention` with these parameters; `last_visible` [batch, tokens] is what length scales grow with."""
-        # Only scales without projections have start values, so the hidden states that others project are not needed.
+        """Return a function that calls `attention` with these parameters and with the query times the length scale.
+
+        `last_visible` int64 [batch, tokens] has the position of the last key that each token sees, for length scales.
+        The function raises InputError if a layer caps its logits and the norm has a length scale.
+        """
+        # QueryScale takes hidden states first. Scales that project them have no start values and do not occur here, so
+        # any tensor will do.
         scale = None if self.query_scale is None else self.query_scale(last_visible, last_visible)
         head_params = None if self.head_parameters is None else self.head_parameters()
 
@@ -58,14 +71,25 @@ class StartParameters(nn.Module):
 
 
 class LearnedParameters(nn.Module):
-    """The parameters of the norm that `sharp adapt` gave a model; they are in the model itself."""
+    """The parameters of the norm that a model was trained with, for example by `sharp adapt`; the model holds them."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, config: SharpConfig) -> None:
         super().__init__()
         self.norms = nn.ModuleList(attention_norms(model))
+        softmax = replace(config, norm="softmax", alpha=0.0, gamma=None)
+        heads = [norm.described.heads_of(norm.layer) for norm in attention_norms(model)]
+        # One tuple for each layer, empty if all heads of the layer have the norm.
+        self.head_norms = [
+            (*((HeadGroup(own, config),) if own else ()), HeadGroup(kept, softmax)) if kept else ()
+            for own, kept in heads
+        ]
 
     def around(self, attention: AttentionFunction, positions: Tensor) -> AttentionFunction:
-        """`attention` with these parameters, for tokens at `positions` [batch, tokens]."""
+        """Return `attention` with these parameters, for tokens at `positions` int64 [batch, tokens].
+
+        The options of each layer get the norms of its heads. For encoders, `positions` has the position of the last key
+        that each token sees.
+        """
 
         def with_norm(
             layer: int,
@@ -80,14 +104,14 @@ class LearnedParameters(nn.Module):
             assert isinstance(norm, AttentionNorm)
             scale, softcap = norm.logit_options(options.scale, options.softcap)
             query, factor = norm.scale_query(query, positions)
-            options = replace(options, scale=scale, softcap=softcap, query_factor=factor)
+            options = replace(options, scale=scale, softcap=softcap, query_factor=factor, norms=self.head_norms[layer])
             return attention(layer, query, key, value, norm.head_params(), norm.alibi_slopes(), options)
 
         return with_norm
 
 
 class HookedDecoder(Decoder):
-    """A causal language model of transformers; `learned` says that its norm is the one that it was adapted to."""
+    """A causal language model of transformers; `learned` says that it was trained with the norm that it now has."""
 
     def __init__(
         self,
@@ -106,10 +130,43 @@ class HookedDecoder(Decoder):
         self.model = model
         self.config = config
         self.positions = positions
-        self.parameters_of_norm = LearnedParameters(model) if learned else StartParameters(config)
+        self.parameters_of_norm = LearnedParameters(model, config) if learned else StartParameters(config)
+
+    def layer_parts(self, layer: int) -> tuple[HeadPart, ...]:
+        """Return two parts for a layer some of whose heads kept softmax when the model was adapted, else one part."""
+        found = self.parameters_of_norm
+        norms = found.head_norms[layer] if isinstance(found, LearnedParameters) else ()
+        return split(self.config, norms) if norms else super().layer_parts(layer)
+
+    def head_norms(self) -> tuple[manifest.HeadNorm, ...]:
+        """Return the manifest's entries for the heads that kept softmax when the model was adapted."""
+        found = self.parameters_of_norm
+        layers = found.head_norms if isinstance(found, LearnedParameters) else []
+        return tuple(
+            manifest.HeadNorm(
+                layer=layer,
+                heads=norm.heads,
+                name=norm.config.norm,
+                normalizer=norm.config.scheme.normalizer,
+                alpha=norm.config.alpha,
+                temperature_coefficients=norm.config.temperature_coefficients,
+                entropy_threshold=norm.config.entropy_threshold,
+                temperature=norm.config.temperature,
+                parameters=norm_parameters(norm.config, NO_OPTIONS, trained=True),
+            )
+            for layer, norms in enumerate(layers)
+            for norm in norms
+            if norm.config != self.config
+        )
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """See `Decoder`."""
+        """Compute hidden states by transformers' code, whose attention goes through the hook to `attention`.
+
+        The attention implementation of the model is set to the hook.
+
+        Raises:
+            InputError: a layer caps its logits, and the norm scales them with the length.
+        """
         self.model.set_attn_implementation(HOOK)
         output = self.model.base_model(
             input_ids=input_ids,
@@ -121,27 +178,30 @@ class HookedDecoder(Decoder):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Compute logits with the output embeddings, and with the factor and soft cap that some architectures have."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         config = self.model.config
-        factor = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)  # Cohere's, Granite's
+        factor = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)  # Cohere, Granite
         if factor != 1:
             logits = logits * factor
-        cap = getattr(config, "final_logit_softcapping", None)  # Gemma's
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def own_logits(self, input_ids: Tensor) -> Tensor | None:
-        """By transformers' own attention, which has softmax only, or the one that an adapted model is loaded with."""
+        """Compute logits with transformers' own attention, or with that of the trained norm; None for other norms.
+
+        transformers' own attention has softmax only. The attention implementation of the model is set to it.
+        """
         if self.config.norm != "softmax" and not self.learned:
             return None
-        # "eager" is the only one of transformers' own that has Gemma 2's soft cap.
+        # Of transformers' own attention implementations, only "eager" has Gemma 2's soft cap.
         self.model.set_attn_implementation(ADAPTED if self.learned else "eager")
         logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits
 
 
 class HookedEncoder(UncachedModel):
-    """An encoder of transformers with one of its heads; `learned` as for `HookedDecoder`."""
+    """An encoder of transformers with one head; `learned` says that it was trained with the norm that it now has."""
 
     kind: ModelKind = "encoder"
 
@@ -160,10 +220,10 @@ class HookedEncoder(UncachedModel):
         self.model = model
         self.config = config
         self.positions = positions
-        self.parameters_of_norm = LearnedParameters(model) if learned else StartParameters(config)
-        modules = [one for one in model.modules() if isinstance(getattr(one, "layer_idx", None), int)]
-        local = {one.layer_idx for one in modules if is_local(one)}
-        # The numbers of the layers that are the op's, where others are not.
+        self.parameters_of_norm = LearnedParameters(model, config) if learned else StartParameters(config)
+        modules = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
+        local = {module.layer_idx for module in modules if is_local(module)}
+        # The layers that the op computes, if standard ops compute the local layers; else empty.
         self.order = [layer for layer in range(model.config.num_hidden_layers) if layer not in local] if local else []
         shape = ("batch", "length")
         self.inputs = (
@@ -185,17 +245,24 @@ class HookedEncoder(UncachedModel):
 
     @property
     def queries(self) -> int | str:
-        """See `UncachedModel`."""
+        """The name of the dimension of queries. Every token is a query in every layer, whatever the head returns."""
         return "length"
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
-        """See `UncachedModel`."""
+        """Compute the head's output by transformers' code, whose attention goes through the hook to `attention`.
+
+        Layers that attend to near tokens only do not call `attention`; the others are numbered without them. The
+        attention implementation of the model is set to the hook.
+
+        Raises:
+            InputError: a layer caps its logits, and the norm scales them with the length.
+        """
         input_ids, mask, *token_types = inputs
         last_visible = (mask.sum(-1, keepdim=True) - 1).clamp(min=0).expand_as(input_ids)
         self.model.set_attn_implementation(HOOK)
         named: dict[str, object] = {"token_type_ids": token_types[0]} if token_types else {}
         around = self.parameters_of_norm.around(attention, last_visible)
-        if self.positions == "rope":  # of every row, as ONNX's RotaryEmbedding has no batch of 1 for all
+        if self.positions == "rope":  # one row per sequence: ONNX's RotaryEmbedding does not broadcast a batch of 1
             named["position_ids"] = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         if self.order:
             named["sharp_mask"] = mask
@@ -204,7 +271,7 @@ class HookedEncoder(UncachedModel):
             def around(layer: int, *arguments: Any) -> Tensor:
                 return in_order(self.order.index(layer), *arguments)
 
-        if self.head == "classification":  # the mean of some models leaves padding out
+        if self.head == "classification":  # some models pool by the mean of the tokens without padding
             named["attention_mask"] = mask
         return self._output(input_ids=input_ids, sharp_attention=around, **named)
 
@@ -214,21 +281,30 @@ class HookedEncoder(UncachedModel):
         return tensor
 
     def own_output(self, *inputs: Tensor) -> Tensor | None:
-        """By transformers' own attention, which has softmax only, or the one of a model's trained norm."""
+        """Compute the output with transformers' own attention, or with that of the trained norm; None for other norms.
+
+        transformers' own attention has softmax only.
+        """
         if self.config.norm != "softmax" and not self.learned:
             return None
         self.model.set_attn_implementation(ADAPTED if self.learned else "eager")
         return self._output(**dict(zip([port.name for port in self.inputs], inputs, strict=True)))
 
     def attention_mask(self, *inputs: Tensor) -> Tensor | None:
-        """See `UncachedModel`."""
+        """Return the second input, the mask int64 [batch, length] with 1 at tokens and 0 at padding; never None.
+
+        At least two inputs must be given; otherwise IndexError is raised.
+        """
         return inputs[1]
 
     def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """See `UncachedModel`; the first sequence has no padding, the others any amount."""
+        """Return random token ids, masks and, if the model has several, token types, all int64 [batch, length].
+
+        The first sequence has no padding, the others any amount.
+        """
         padding = self.model.config.pad_token_id
         input_ids = torch.randint(self.config.vocab_size, (batch, length), generator=generator)
-        if padding is not None:  # RoBERTa counts positions without padding tokens
+        if padding is not None:  # RoBERTa does not count padding tokens in positions, so none may be among the tokens
             input_ids = torch.where(input_ids == padding, (padding + 1) % self.config.vocab_size, input_ids)
         tokens = torch.randint(1, length + 1, (batch, 1), generator=generator)
         tokens[0] = length

@@ -1,41 +1,43 @@
-"""What is checked of a Hugging Face folder or GGUF file before and after transformers reads it."""
+"""Checks of a Hugging Face folder before transformers reads it, and of any model of transformers."""
 
-import json
 import math
-import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.uncached_model import UncachedDecoder, UncachedModel
 from sharp.models.attention import EagerAttention
+from sharp.models.checkpoint_files import shard_names
 from sharp.models.config import MOST_LAYERS
 from sharp.models.safetensors_header import check_header
-from sharp.plugins.errors import InputError
 
 PROBED_TOKENS = 24
-MOST_TENSORS = 100_000  # of all files
-MOST_DIFFERENCE = 1e-2  # another attention moves logits by far more, rounding by far less
+MOST_TENSORS = 100_000  # in all files together
+MOST_DIFFERENCE = 1e-3  # relative: other attention changes logits by far more, rounding by far less
 
 
 @torch.no_grad()
 def check_own_attention(path: Path, original: Decoder | UncachedModel) -> None:
-    """Refuse a model whose attention is not what the hook makes of it: of another direction, say.
+    """Refuse a model whose logits change when its attention goes through the hook, for example a bidirectional decoder.
 
-    Verification under another norm would not show it, as transformers has only softmax to compare with.
+    `original` has the norm that the checkpoint was trained with. Verification of an export under another norm would not
+    notice such a model, because transformers' own attention has softmax only.
+
+    Raises:
+        InputError: the outputs differ by more than 0.001 of the largest.
     """
     model = UncachedDecoder(original) if isinstance(original, Decoder) else original
     inputs = model.random_inputs(1, min(PROBED_TOKENS, model.config.max_context), torch.Generator().manual_seed(0))
     own = model.own_output(*inputs)
-    assert own is not None  # of softmax, which transformers has
+    assert own is not None  # transformers' code has softmax, and the trained norm of an adapted model
     attention = EagerAttention(model.config, attention_mask=model.attention_mask(*inputs))
     error = (model.compute(attention, *inputs) - own).abs().max() / own.abs().max()
     if not error <= MOST_DIFFERENCE:
@@ -47,65 +49,74 @@ def check_own_attention(path: Path, original: Decoder | UncachedModel) -> None:
 
 
 def check_shards(path: Path) -> None:
-    """Refuse an index that names weights outside the folder; links are allowed, transformers' own cache has them."""
-    for index in path.glob("*.safetensors.index.json"):  # none in a file
-        try:
-            shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{index} is damaged: it has no weight_map; copy or save the checkpoint again") from error
-        for shard in shards:
-            if not isinstance(shard, str) or Path(shard).name != shard:
-                raise InputError(f"{index} keeps weights in {shard!r}, which is not in the folder; do not use it")
+    """Refuse an index that names weights outside the folder, and safetensors files with damaged headers.
+
+    Links are allowed, because transformers' own cache has them.
+
+    Raises:
+        InputError: an index or a header is damaged, an index names a file outside, or there are too many tensors.
+    """
+    for index in path.glob("*.safetensors.index.json"):  # if `path` is a file, glob finds nothing
+        shard_names(index)
     tensors = sum(check_header(shard) for shard in path.glob("*.safetensors"))
     if tensors > MOST_TENSORS:
         raise InputError(f"{path} has {tensors} tensors in its files; the limit is {MOST_TENSORS}")
 
 
 def check_size(path: Path, loader: Any, facts: PreTrainedConfig, making: Mapping[str, Any]) -> None:
-    """Refuse a configuration of a larger model than the weights are of, before memory is taken for it.
+    """Refuse a configuration that describes more weights than the files hold, before the model takes memory.
 
-    `making` are further arguments of the model.
+    `loader` is a class of transformers with `from_config`, and `making` has further arguments for the constructor of
+    the model.
+
+    Raises:
+        InputError: the folder has no safetensors files, or they hold fewer weights.
     """
     with torch.device("meta"):
         described_size = sum(parameter.numel() for parameter in loader.from_config(facts, **making).parameters())
-    if path.is_file():
-        described, holders = "its header", "it holds"
-        # int, as numpy's sums are of 64 bits; and named as transformers names it, for `one_reader`.
-        tensors = gguf.GGUFReader(os.path.join(path.parent, path.name)).tensors  # noqa: PTH118
-        stored = sum(int(tensor.n_elements) for tensor in tensors)
-    else:
-        described, holders = "its config.json", "its safetensors files hold"
-        stored = 0
-        shards = list(path.glob("*.safetensors"))
-        if not shards:
-            raise InputError(f"{path} has no .safetensors files; save the model in them with transformers first")
-        for shard in shards:
-            with safe_open(shard, framework="pt") as file:
-                names = file.keys()
-                stored += sum(_numbers(name, file.get_slice(name).get_shape()) for name in names)
+    stored = 0
+    shards = list(path.glob("*.safetensors"))
+    if not shards:
+        raise InputError(f"{path} has no .safetensors files; save the model in them with transformers first")
+    for shard in shards:
+        with safe_open(shard, framework="pt") as file:
+            names = file.keys()
+            stored += sum(_numbers(name, file.get_slice(name).get_shape()) for name in names)
     if described_size > stored:
         raise InputError(
-            f"{path} is incomplete: {described} describes {described_size:,} weights, and {holders} {stored:,}"
+            f"{path} is incomplete: its config.json describes {described_size:,} weights, and its safetensors "
+            f"files hold {stored:,}; copy the checkpoint again, or correct config.json"
         )
 
 
 def _numbers(name: str, shape: list[int]) -> int:
-    """Of a tensor in a file; those of MXFP4 are in pairs, with a scale for each 32."""
+    """Return the number of weights in a tensor. MXFP4 has two in each byte of `*_blocks`, and none in `*_scales`."""
     if name.endswith("_scales"):
         return 0
     return math.prod(shape) * (2 if name.endswith("_blocks") else 1)
 
 
+def check_finite(path: Path, model: PreTrainedModel) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        InputError: there is such a weight in `model`, which was read from `path`.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(f"{path}: the weights of {name} are not all finite; copy the checkpoint again")
+
+
 def reason(error: Exception) -> str:
-    """The beginning of what a library says, which may be a page, in one line."""
+    """Return the beginning of a library's error message, which may be a page long, in one line."""
     return textwrap.shorten(str(error).strip() or type(error).__name__, 200, placeholder=" ...")
 
 
 def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
-    """The supported architecture that a configuration describes.
+    """Return the supported architecture that a configuration describes.
 
     Raises:
-        InputError: it is none, or has what Sharp does not support.
+        InputError: the architecture, its RoPE or its quantization is not supported, or it has too many layers.
     """
     if facts.model_type not in ARCHITECTURES:
         raise InputError(
@@ -121,16 +132,33 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
             "copy the checkpoint again"
         )
     for rope_type in _rope_types(getattr(facts, "rope_parameters", None) or {}):
-        if rope_type not in ROPE_TYPES:
+        if rope_type not in ROPE_TYPES and not (rope_type == "longrope" and _has_one_longrope(facts)):
             raise InputError(
-                f"{path} uses RoPE of type {rope_type}, whose angles change with the length; "
-                f"supported are: {', '.join(ROPE_TYPES)}"
+                f"{path} has RoPE of type {rope_type}, and Sharp has default, linear, llama3 and yarn, whose angles do "
+                "not change with the length (longrope, too, in models no longer than its original length); export a "
+                "checkpoint with one of these"
             )
     return ARCHITECTURES[facts.model_type]
 
 
+def _has_one_longrope(facts: PreTrainedConfig) -> bool:
+    """Whether the angles of Phi-3's RoPE are the same for all sequence lengths that the model supports."""
+    parameters = facts.rope_parameters
+    original = parameters.get("original_max_position_embeddings") or 0
+    return bool(
+        parameters.get("short_factor") == parameters.get("long_factor") or facts.max_position_embeddings <= original
+    )
+
+
+def fix_longrope(model: PreTrainedModel) -> None:
+    """Make `model` keep the initial angles of Phi-3's RoPE, which transformers would choose anew by each length."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            module.rope_type = "default"  # type: ignore[assignment]
+
+
 def quantization_of(facts: PreTrainedConfig) -> str | None:
-    """How the weights of a folder are quantized: "mxfp4" is what gpt-oss is published in; None: not at all."""
+    """Return how the weights of a folder are quantized, such as "mxfp4" for gpt-oss; None if they are not quantized."""
     described = getattr(facts, "quantization_config", None)
     if described is None:
         return None
@@ -138,6 +166,6 @@ def quantization_of(facts: PreTrainedConfig) -> str | None:
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """The types in `rope_parameters`, which some models have one of for every kind of layer."""
+    """Return the types of RoPE in `rope_parameters`, which has a dictionary per kind of layer in some models."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {str(one.get("rope_type", "default")) for one in nested or [parameters]}
+    return {str(rope.get("rope_type", "default")) for rope in nested or [parameters]}

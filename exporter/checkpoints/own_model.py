@@ -1,6 +1,6 @@
-"""Checkpoints of our own models: `.pt`, `.safetensors` and Hugging Face folders."""
+"""The reader of checkpoints of Sharp's own models: `.pt`, `.safetensors` and Hugging Face folders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -8,11 +8,13 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.norm_options import NormOptions, check_alpha
-from sharp.exporter.checkpoints.source import Source, sha256
-from sharp.exporter.checkpoints.uncached_model import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
+from sharp.core.errors import InputError
 from sharp.exporter.graph.key_bounds import key_bounds
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.norm_options import NormOptions, check_alpha
+from sharp.exporter.sources.source import Source, sha256
+from sharp.exporter.sources.uncached_model import UncachedEncoder, UncachedModel, UncachedNumbers, UncachedSet
+from sharp.exporter.sources.unknown_keys import check_keys
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.byte_tokenizer import save_byte_tokenizer
 from sharp.models.causal_lm import SharpForCausalLM
@@ -22,13 +24,12 @@ from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval
 from sharp.models.norms import get_norm
-from sharp.plugins.errors import InputError
 
 ModelT = TypeVar("ModelT", bound=Model)
 
 
 class OwnDecoder(Decoder):
-    """A `SharpForCausalLM`; it has every norm itself."""
+    """A `SharpForCausalLM`, whose own code computes every norm."""
 
     def __init__(self, model: SharpForCausalLM) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class OwnDecoder(Decoder):
         self.key_bounds = key_bounds(model)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """See `Decoder`."""
+        """Compute hidden states [batch, tokens, hidden]; the options of `attention` get each layer's bound of keys."""
 
         def bounded(
             layer: int,
@@ -56,21 +57,26 @@ class OwnDecoder(Decoder):
         return self.model.hidden_states(input_ids, positions, bounded)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Compute logits by the model's output layer."""
         logits: Tensor = self.model.lm_head(hidden)
         return logits
 
     def own_logits(self, input_ids: Tensor) -> Tensor | None:
-        """By the model's own eager attention."""
+        """Compute logits [batch, tokens, vocab] with the model's own eager attention; never None."""
         logits: Tensor = self.model(input_ids)
         return logits
 
 
-def read_own_model(path: Path, norm: str | None, options: NormOptions) -> Source:
-    """Read a checkpoint of ours, to be exported with `norm` (None: its own), set up with `options`.
+def read_own_model(path: Path, norm: str | None, options: NormOptions, *, ignore: Sequence[str] = ()) -> Source:
+    """Read a checkpoint of one of Sharp's own models, for an export with `norm` (None: its own) and its `options`.
+
+    `ignore` has unknown keys that the user says change nothing. Options that are no fields of the configuration, such
+    as b and n of ssa, are not set here; see `NormOptions.apply`.
 
     Raises:
-        InputError: the checkpoint cannot be read, or the norm needs parameters that it lacks.
+        NotFoundError: the checkpoint, or the file of temperature coefficients, does not exist.
+        InputError: the checkpoint cannot be read, has keys that may change numbers, or lacks parameters that the norm
+            needs; or an option is not for the norm.
     """
     stored = read_checkpoint(path)
     config = stored.model.config
@@ -91,13 +97,14 @@ def read_own_model(path: Path, norm: str | None, options: NormOptions) -> Source
         model=exported,
         original=exported if trained else exportable(stored.model),
         write_tokenizer=_tokenizer_writer(path, config) if isinstance(config, SharpConfig) else None,
+        unused=(check_keys(path, "its description", stored.unread, ignore=ignore),),
         task=stored.task,
         task_parameters=stored.task_parameters,
     )
 
 
 def exportable(model: Model) -> Decoder | UncachedModel:
-    """`model` in the form that it is exported from."""
+    """Wrap `model` as the decoder or the uncached model that the exporter takes."""
     if isinstance(model, SharpForCausalLM):
         return OwnDecoder(model)
     if isinstance(model, SharpForMaskedLM):
@@ -106,27 +113,30 @@ def exportable(model: Model) -> Decoder | UncachedModel:
 
 
 def _tokenizer_writer(path: Path, config: SharpConfig) -> Callable[[Path], object] | None:
-    """What writes the tokenizer: the one beside the weights, else the one that the configuration names, if any."""
+    """Return a function that writes the tokenizer into a folder; None if the model has no tokenizer.
+
+    The tokenizer is `tokenizer.json` in the folder `path`, or else the one that the configuration names.
+
+    Raises:
+        InputError: `tokenizer.json` cannot be read.
+    """
     beside = path / "tokenizer.json"
     if not beside.is_file():
         return save_byte_tokenizer if config.tokenizer == "bytes" else None
     try:
         tokenizer = Tokenizer.from_file(str(beside))
-    except Exception as error:  # tokenizers raises nothing narrower
+    except Exception as error:  # tokenizers raises no narrower class
         raise InputError(f"{beside} cannot be read as a tokenizer; save it again") from error
-    if tokenizer.get_vocab_size() > config.vocab_size:
-        raise InputError(
-            f"{beside} has {tokenizer.get_vocab_size()} tokens, but the model's vocab_size is {config.vocab_size}; "
-            "give the tokenizer that the model was trained with"
-        )
     return lambda folder: tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def with_norm(model: ModelT, norm: str, path: Path) -> ModelT:
-    """The same weights under another norm, whose own parameters get their start values.
+    """Return a new model with the same weights and another norm, whose parameters have their start values.
+
+    `path` is for messages.
 
     Raises:
-        InputError: the norm's parameters are projections or exponents, for which no start value keeps the model.
+        InputError: the norm learns projections or exponents, and no start value of these preserves the model.
     """
     scheme = get_norm(norm)
     if scheme.scale_kind in ("head", "token"):

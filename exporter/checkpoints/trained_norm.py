@@ -1,17 +1,17 @@
-"""`--trained-norm FILE`: which weights of a Hugging Face model are what its attention's norm has learned.
+"""The file of `--trained-norm FILE`, which says which weights of a Hugging Face model its norm has learned.
 
-As TOML or JSON, or as the entry "trained_norm" of the model's `config.json`:
+The file is TOML or JSON. The same content may be the entry "trained_norm" of the model's `config.json`:
 
 ```toml
 norm = "ssa"
-alpha = 1.5           # the norm's options where they are not its defaults: alpha, gamma, temperature_coefficients
+alpha = 1.5           # options of the norm that are not its defaults: alpha, gamma, temperature_coefficients
 positions = "own"     # or none, alibi, nape: in place of the model's rotary embedding
-softcap = 0.0         # in place of the model's, and so scale; both the model's own where left out
-ignore = ["*.mask"]   # weights that are left out without a word
+softcap = 0.0         # in place of the model's soft cap; `scale` likewise. Default: the model's own
+ignore = ["*.mask"]   # weights that are left out silently
 
 [parameters]          # {layer} is the layer's number
 b = { name = "transformer.h.{layer}.attn.a", transform = "exp" }  # or softplus, one_plus_softplus, tanh
-n = 1.5  # a number is that of all heads, a list of lists [[head, ...], ...] that of every layer and head
+n = 1.5  # one number for all heads, or a list with a list for each layer: [[head, ...], ...]
 ```
 """
 
@@ -26,15 +26,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
+from sharp.core.errors import InputError, NotFoundError
 from sharp.exporter.checkpoints.authors_models import norm_of_configuration
 from sharp.exporter.checkpoints.nano_gpt import is_ssa_nano_gpt
 from sharp.models.adapted_model import MODEL_TYPE, AdaptedNorm, Positions, read_adapted_norm
 from sharp.models.norms import get_norm
 from sharp.models.trained_attention import ENTRY as ATTENTION_ENTRY
-from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_BYTES = 2**20
-ENTRY = "trained_norm"  # of config.json
+ENTRY = "trained_norm"  # a key of config.json
 
 Transform = Literal["none", "exp", "softplus", "one_plus_softplus", "tanh"]
 TRANSFORMS: dict[Transform, Callable[[Tensor], Tensor]] = {
@@ -44,7 +44,7 @@ TRANSFORMS: dict[Transform, Callable[[Tensor], Tensor]] = {
     "one_plus_softplus": lambda value: 1.0 + functional.softplus(value),
     "tanh": torch.tanh,
 }
-# The norm's inputs: per head, but for the projections of assmax and asentmax.
+# The learned inputs of each norm: one number per head, except for the projections of assmax and asentmax.
 INPUTS = {
     "ssa": ("b", "n"),
     "ssmax": ("s",),
@@ -67,14 +67,18 @@ class Weights(BaseModel):
 
 
 class TrainedNorm(BaseModel):
-    """A file's content."""
+    """The content of a `--trained-norm` file: the norm that a checkpoint was trained with, and its parameters.
+
+    `parameters` maps each learned parameter of the norm to a number, lists of numbers, or the name of the weights that
+    hold it. None means the norm's default. `ignore` names weights that the norm does not need.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     norm: str
     alpha: float | None = None
     gamma: float | None = None
-    temperature_coefficients: str | None = None
+    temperature_coefficients: str | list[float] | None = None
     positions: Positions = "own"
     softcap: float | None = None
     scale: float | None = None
@@ -84,7 +88,11 @@ class TrainedNorm(BaseModel):
     ignore: list[str] = []
 
     def check(self, where: str) -> None:
-        """Raises InputError if the norm is unknown, or lacks parameters or has others."""
+        """Check the norm and its parameters; `where` is the file for messages.
+
+        Raises:
+            InputError: the norm is unknown, a parameter of the norm is missing, or the norm does not have a parameter.
+        """
         try:
             get_norm(self.norm)
         except InputError as error:
@@ -99,16 +107,16 @@ class TrainedNorm(BaseModel):
 
 
 def read_trained_norm(path: Path) -> TrainedNorm:
-    """Read a file, JSON where its name ends so.
+    """Read the description of a trained norm, as JSON if the name of the file ends in `.json`, else as TOML.
 
     Raises:
         NotFoundError: there is no such file.
-        InputError: it is not valid.
+        InputError: the file is not valid.
     """
     if not path.is_file():
         raise NotFoundError(f"{path} does not exist; give a TOML or JSON file with --trained-norm")
     if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"{path} has {path.stat().st_size} bytes, but may have {MOST_BYTES}")
+        raise InputError(f"{path} has {path.stat().st_size} bytes, but may have {MOST_BYTES}; give a smaller one")
     try:
         text = path.read_text(encoding="utf-8")
         content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -129,10 +137,12 @@ def _validated(content: object, where: str) -> TrainedNorm:
 
 
 def stored_norm(path: Path) -> TrainedNorm | AdaptedNorm | None:
-    """The norm that the `config.json` of a Hugging Face folder says; None where it says none.
+    """Return the trained norm that the `config.json` of a Hugging Face folder describes.
+
+    None if it describes none, or if there is no `config.json` or none that can be read.
 
     Raises:
-        InputError: what it says is not valid.
+        InputError: the description is not valid.
     """
     try:
         content = json.loads((path / "config.json").read_bytes())
@@ -152,10 +162,12 @@ def stored_norm(path: Path) -> TrainedNorm | AdaptedNorm | None:
 
 
 def recorded_norm(path: Path) -> str | None:
-    """The norm that a folder's `config.json` or the SSA authors' file names; None for every other checkpoint.
+    """Return the norm that a folder's `config.json` describes, or ssa for a file of the SSA authors' nanoGPT.
+
+    None for every other checkpoint. A nanoGPT that was trained with softmax gives ssa, too.
 
     Raises:
-        InputError: what it says cannot be read.
+        InputError: the description in `config.json` is not valid, or a file with `model_args` holds no weights.
     """
     if is_ssa_nano_gpt(path):
         return "ssa"

@@ -1,7 +1,6 @@
-"""The weights that `--trained-norm` names, as the parameters of the norm of every attention module."""
+"""The weights that `--trained-norm` names, put into the attention modules as parameters of their norm."""
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,30 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.trained_norm import TRANSFORMS, TrainedNorm, Weights
 from sharp.models.adapted_model import VERSION, AdaptedNorm, AttentionNorm, attach, attention_norms, find_attention
-from sharp.models.norms import SsaValues, get_norm
-from sharp.models.temperature_preset import read_temperature
-from sharp.plugins.errors import InputError
+from sharp.models.norms import get_norm
+from sharp.models.ssa_parameters import SsaValues
+from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
 
-# What `AttentionNorm` calls the inputs of norms.
+# The beginning of the name of a norm's input -> the name that `AttentionNorm` has for it.
 MODULES = {"beta.": "w_beta.", "gamma.": "w_gamma."}
-# Weights that other versions of transformers keep beside attention, which it makes itself.
-BUFFERS = ("*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias", "*inv_freq")
-WORDS = ("ssa", "ssmax", "entmax", "sparsemax", "softpick", "attn_scale", "temperature", "sink", "alibi", "slope")
 
 
 def attach_trained_norm(
     path: Path, model: PreTrainedModel, q_heads: int, given: TrainedNorm, unused: tuple[str, ...]
 ) -> tuple[AdaptedNorm, tuple[str, ...]]:
-    """Give the attention modules of `model`, read from `path`, the norm that it was trained with.
+    """Give the attention modules of `model`, read from `path`, the norm that the model was trained with, in place.
 
-    Returns its description, and what is left of the `unused` weights.
+    `unused` has the names of weights in the checkpoint that the model has no place for.
+
+    Returns:
+        The description of the norm, and those of the `unused` weights that the norm does not use.
 
     Raises:
-        InputError: what is said of the norm does not fit the model.
+        NotFoundError: the file of temperature coefficients does not exist.
+        InputError: the description of the norm does not fit the model, or names weights that `path` does not have.
     """
     modules = find_attention(model)
     values = read_parameters(given, path, len(modules))
@@ -44,16 +45,11 @@ def attach_trained_norm(
     named = [weights.name for weights in named_weights(given).values()]
     used = {name.replace("{layer}", str(layer)) for name in named for layer in range(len(modules))}
     left = tuple(name for name in unused if name not in used)
-    if names := look_like_a_norm(left, modules, given.ignore):
-        raise InputError(
-            f"{path} has weights that the trained norm {given.norm} does not name and that look like those of a norm "
-            f"({len(names)}, the first is {names[0]}); name them, or list them under ignore"
-        )
     return described, left
 
 
 def named_weights(given: TrainedNorm) -> dict[str, Weights]:
-    """The parameters that are weights and not numbers."""
+    """Return the parameters that are weights of the checkpoint and not numbers, by the name of the parameter."""
     return {
         name: Weights(name=value) if isinstance(value, str) else value
         for name, value in given.parameters.items()
@@ -64,10 +60,18 @@ def named_weights(given: TrainedNorm) -> dict[str, Weights]:
 def described_norm(
     given: TrainedNorm, modules: tuple[str, ...], q_heads: int, hidden_size: int, context: int, scaled: int | None
 ) -> AdaptedNorm:
-    """What `AttentionNorm` takes; the last `scaled` heads have a length scale, None is all."""
+    """Return the description that `AttentionNorm` takes. The last `scaled` heads have a length scale (None: all).
+
+    `modules` are the names of the attention modules in the order of the layers, `context` is the trained context.
+
+    Raises:
+        NotFoundError: the file of temperature coefficients does not exist.
+        InputError: the file of temperature coefficients is not valid.
+    """
     options: dict[str, Any] = {}
     if given.temperature_coefficients is not None:
-        preset = read_temperature(given.temperature_coefficients)
+        chosen = given.temperature_coefficients
+        preset = read_temperature(chosen) if isinstance(chosen, str) else AdaptiveTemperature(tuple(chosen))
         options = {"temperature_coefficients": preset.coefficients, "entropy_threshold": preset.entropy_threshold}
     return AdaptedNorm(
         given.norm,
@@ -88,12 +92,13 @@ def described_norm(
 
 
 def read_parameters(given: TrainedNorm, path: Path, layers: int) -> list[dict[str, Tensor]]:
-    """The values of the norm's inputs in every layer, float32, from the safetensors files of the folder `path`.
+    """Return the values of the norm's inputs by name for every layer, float32 and with their transform applied.
 
-    A GGUF file has none that could be named.
+    Weights are read from the safetensors files of folder `path`.
+    If `path` is a GGUF file, parameters can only be numbers.
 
     Raises:
-        InputError: a name is not there.
+        InputError: the folder does not have a weight that `given` names, or a list is not as long as the model is deep.
     """
     named = named_weights(given)
     names = {
@@ -129,7 +134,7 @@ def read_parameters(given: TrainedNorm, path: Path, layers: int) -> list[dict[st
 
 
 def scaled_heads(parameters: Mapping[str, Tensor], q_heads: int) -> int | None:
-    """How many heads the values of a length scale are of; None where they do not say."""
+    """Return the number of heads that the values of a length scale are for; None if it is all, or not known."""
     counts = {
         value.shape[0] if name.endswith(".weight") else value.numel()
         for name, value in parameters.items()
@@ -140,19 +145,23 @@ def scaled_heads(parameters: Mapping[str, Tensor], q_heads: int) -> int | None:
 
 @torch.no_grad()
 def fill(norm: AttentionNorm, values: Mapping[str, Tensor], where: str) -> None:
-    """Set what a layer's norm has learned.
+    """Set the learned parameters of a layer's norm in place; `where` is the checkpoint for messages.
+
+    A value of one number stands for all heads. `values` of ssa must have b and n.
 
     Raises:
-        InputError: a value is of another shape, is not finite, or is out of its range.
+        InputError: a value has another shape, is not finite, or is out of range.
     """
     for name, value in values.items():
         if not value.isfinite().all():
-            raise InputError(f"{where}: parameter {name!r} of the trained norm is not finite")
+            raise InputError(
+                f"{where}: parameter {name!r} of the trained norm is not finite; train or save the model again"
+            )
     heads = norm.described.q_heads
     if norm.described.norm == "ssa":
         b, n = (_fitted(values[name].reshape(-1), (heads,), name, where) for name in ("b", "n"))
-        if not (b > 0).all() or not (n >= 1).all():
-            raise InputError(f"{where}: ssa has b above 0 and n of at least 1, but here b {b.min():g}, n {n.min():g}")
+        if not (b > 0).all() or not (n > 0).all():
+            raise InputError(f"{where}: ssa has b and n above 0, but here b {b.min():g}, n {n.min():g}")
         norm.head_parameters = SsaValues(torch.stack([b, n], dim=-1))
         return
     if norm.query_scale is None:
@@ -176,16 +185,3 @@ def _fitted(value: Tensor, shape: tuple[int, ...], name: str, where: str) -> Ten
             f"{list(shape)}"
         )
     return value
-
-
-def look_like_a_norm(unused: tuple[str, ...], attention: tuple[str, ...], ignore: list[str]) -> list[str]:
-    """Of the weights that a model has no place for, those that its attention's norm may have learned."""
-    return [
-        name
-        for name in unused
-        if not any(fnmatchcase(name, pattern) for pattern in (*BUFFERS, *ignore))
-        and (
-            any(f"{module}." in name for module in attention)
-            or any(word in part for word in WORDS for part in name.lower().split("."))
-        )
-    ]

@@ -1,1 +1,1 @@
-"""The forms of a model (`--cache`): each with its module to trace, its session and its verification cases."""
+"""The forms of a model (`--cache`). Each form has a module to trace, a session and verification cases."""

@@ -1,11 +1,10 @@
-"""The forms that a model can be exported in (`--cache`): how each is traced, verified and described."""
+"""The forms that a model can be exported in (`--cache`), with the ways to trace, verify and describe each."""
 
 from pathlib import Path
 from typing import Protocol, get_args
 
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.source import Source
-from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
+from sharp.core.errors import InputError
+from sharp.core.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme, Target
 from sharp.exporter.forms.contiguous.cases import ContiguousVerifier
 from sharp.exporter.forms.contiguous.model import contiguous_ports, trace_contiguous
 from sharp.exporter.forms.paged.cases import PagedVerifier
@@ -14,18 +13,19 @@ from sharp.exporter.forms.uncached.cases import UncachedVerifier
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS, trace_uncached
 from sharp.exporter.graph.graph_options import DEFAULT_GRAPH, GraphOptions
 from sharp.exporter.graph.key_screens import screened_caches
-from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.lowering import TraceableModule
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.source import Source
+from sharp.exporter.sources.uncached_model import UncachedDecoder, UncachedModel
 from sharp.exporter.verification.verifier import Verifier
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Cache, CacheForm, ModelKind, Port, PositionScheme, Target
 
 FORMS = get_args(CacheForm)
-SCREENED_CONTEXT = 8192  # tokens; shorter ones gain little
+SCREENED_CONTEXT = 8192  # tokens; with shorter contexts a key screen gains little
 
 
 class Form(Protocol):
-    """A model in one of its forms."""
+    """A model in one form. `inputs` and `outputs` are the ports of the manifest, empty for the paged form."""
 
     kind: ModelKind
     config: SharpConfig
@@ -34,17 +34,17 @@ class Form(Protocol):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
-    def trace(self) -> Tracing:
-        """What torch.onnx.export needs."""
+    def trace(self) -> TraceableModule:
+        """Return the module, example arguments and names that torch.onnx.export needs."""
         ...
 
     def verifier(self) -> Verifier:
-        """What compares the written model with PyTorch."""
+        """Return the verifier, which compares the written model with PyTorch."""
         ...
 
 
 class PagedForm:
-    """A decoder with a paged cache: what the server runs."""
+    """A decoder with a paged cache, which the server runs."""
 
     kind: ModelKind = "decoder"
     inputs: tuple[Port, ...] = ()
@@ -54,8 +54,8 @@ class PagedForm:
         screened = options.key_screen == "int8" or (
             options.key_screen == "auto"
             and target == "onnxruntime"
-            and options.cache_dtype == "float32"  # in 16 bits it gains less, and costs twice the share of memory
-            and decoder.config.positions not in ("alibi", "nape")  # most strips stay in doubt: it was slower
+            and options.cache_dtype == "float32"  # with 16 bits a screen gains less and takes twice the share of memory
+            and decoder.config.positions not in ("alibi", "nape")  # the screen decides few strips, so it was slower
             and (options.max_context or decoder.config.max_context) >= SCREENED_CONTEXT
         )
         self.decoder = decoder
@@ -70,17 +70,17 @@ class PagedForm:
             key_screens=screened_caches(decoder) if screened else (),
         )
 
-    def trace(self) -> Tracing:
-        """See `Form`."""
+    def trace(self) -> TraceableModule:
+        """Return the tracing of the decoder over paged caches."""
         return trace_paged(self.decoder, self.cache)
 
     def verifier(self) -> Verifier:
-        """See `Form`."""
+        """Return the verifier of the paged form."""
         return PagedVerifier(self.decoder, self.cache)
 
 
 class ContiguousForm:
-    """A decoder with a past and a present per layer: what other tools read."""
+    """A decoder with past and present tensors per layer, which other tools read."""
 
     kind: ModelKind = "decoder"
     cache = Cache(form="contiguous")
@@ -91,17 +91,17 @@ class ContiguousForm:
         self.positions = decoder.positions
         self.inputs, self.outputs = contiguous_ports(decoder)
 
-    def trace(self) -> Tracing:
-        """See `Form`."""
+    def trace(self) -> TraceableModule:
+        """Return the tracing of the decoder over past and present tensors."""
         return trace_contiguous(self.decoder)
 
     def verifier(self) -> Verifier:
-        """See `Form`."""
+        """Return the verifier of the contiguous form."""
         return ContiguousVerifier(self.decoder)
 
 
 class UncachedForm:
-    """Any model over whole sequences or sets."""
+    """Any model over whole sequences or sets, without a cache."""
 
     cache = Cache(form="none")
 
@@ -116,22 +116,22 @@ class UncachedForm:
         doc = "entropy in nats, support, inverse temperature, logit spread"
         self.outputs: tuple[Port, ...] = (model.output, Port(name=STATS, dtype="float32", shape=shape, doc=doc))
 
-    def trace(self) -> Tracing:
-        """See `Form`."""
+    def trace(self) -> TraceableModule:
+        """Return the tracing of the model over whole inputs."""
         return trace_uncached(self.model)
 
     def verifier(self) -> Verifier:
-        """See `Form`."""
+        """Return the verifier of the form without a cache."""
         return UncachedVerifier(self.model)
 
 
 def make_form(
     cache: str, source: Source, path: Path, options: GraphOptions = DEFAULT_GRAPH, target: Target = "onnxruntime"
 ) -> Form:
-    """The model of `source`, read from `path`, in the form that `--cache` names.
+    """Return the model of `source`, which was read from `path`, in the form that `--cache` names.
 
     Raises:
-        InputError: there is no such form, or the model cannot have it.
+        InputError: there is no such form, or the model cannot have this form.
     """
     if cache not in FORMS:
         raise InputError(f"--cache is {cache!r}, but must be one of: {', '.join(FORMS)}")

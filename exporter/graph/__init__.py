@@ -1,1 +1,1 @@
-"""The ONNX graph: lowering, simplification, quantization, precision."""
+"""The ONNX graph: lowering, simplification, quantization and precision."""

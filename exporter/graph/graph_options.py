@@ -1,19 +1,19 @@
-"""What the user chooses about a graph besides its norm: precisions, sizes, the version of ONNX."""
+"""The options of a graph other than its norm: precisions, sizes, the version of ONNX."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import CacheDtype, Dtype, PositionScheme, Quantization, Target
 from sharp.exporter.graph.lowering import OPSETS
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import CacheDtype, Dtype, PositionScheme, Quantization, Target
-from sharp.plugins.ops.attributes import SCALED_CACHES
+from sharp.plugins.op.attributes import SCALED_CACHES
 
-BLOCK_MULTIPLE = 16  # the kernels take 16 keys at a time and are three times slower on other blocks
+BLOCK_MULTIPLE = 16  # kernels read 16 keys at a time and are three times slower with other block sizes
 MOST_BLOCK = 1024
-MOST_CONTEXT = 2**24  # float32 counts positions exactly up to here
+MOST_CONTEXT = 2**24  # float32 represents positions exactly up to this number
 
 TORCH_DTYPES: dict[CacheDtype, torch.dtype] = {
     "float32": torch.float32,
@@ -27,11 +27,11 @@ SCALED_DTYPES = tuple(dtype for name, dtype in TORCH_DTYPES.items() if name in S
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """The choices.
+    """The options of a graph that the user chose.
 
-    `kv_dtype` is of the paged cache, None takes the model's own; `max_context` None leaves the checkpoint's;
-    `key_screen` auto has one where it was measured to pay: a float32 cache, a context of 8,192 tokens or more, and
-    positions without ALiBi.
+    `kv_dtype` is the type of the paged cache; None means `dtype`. With `max_context` None, the checkpoint's context is
+    kept. `key_screen` "auto" adds key screens where they were measured to pay: a float32 cache, a context of 8,192
+    tokens or more, and positions without ALiBi.
     """
 
     dtype: Dtype = "float32"
@@ -43,10 +43,10 @@ class GraphOptions:
     key_screen: Literal["auto", "int8", "none"] = "auto"
 
     def check(self, cache: str, target: Target) -> None:
-        """Check the options with each other, for a `--cache` and a `--target`.
+        """Check the options, alone and together with `cache` (paged, contiguous or none) and `target`.
 
         Raises:
-            InputError: a value cannot work, or no runtime could run what they ask for together.
+            InputError: a value cannot work, or no runtime could run a model with these options.
         """
         if not (self.block_size % BLOCK_MULTIPLE == 0 and 0 < self.block_size <= MOST_BLOCK):
             raise InputError(
@@ -81,7 +81,7 @@ class GraphOptions:
             )
 
     def context_of(self, config: SharpConfig, positions: PositionScheme) -> int:
-        """The longest context that a server accepts.
+        """Return the number of tokens of the longest context that a server accepts.
 
         Raises:
             InputError: the model has no positions for that many tokens.
@@ -90,18 +90,19 @@ class GraphOptions:
             return config.max_context
         if positions == "learned" and self.max_context > config.max_context:
             raise InputError(
-                f"--max-context is {self.max_context}, but the model has learned {config.max_context} positions"
+                f"--max-context is {self.max_context}, but the model has learned {config.max_context} positions; "
+                "give at most that"
             )
         return self.max_context
 
     @property
     def cache_dtype(self) -> CacheDtype:
-        """Of the paged cache."""
+        """The type of the paged cache: `kv_dtype`, or else `dtype`."""
         return self.dtype if self.kv_dtype is None else self.kv_dtype
 
     @property
     def scaled(self) -> bool:
-        """Whether the paged cache has scales."""
+        """Whether the paged cache has scales, because its type has 8 bits."""
         return self.kv_dtype in SCALED_CACHES
 
 

@@ -1,4 +1,4 @@
-"""`--dtype float16|bfloat16`: weights in half precision while a module is lowered, and a float32 copy of a graph."""
+"""Half precision (`--dtype float16|bfloat16`): weights of this type during lowering, and a float32 copy of a graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,22 +9,26 @@ import torch
 from onnx_ir import DataType
 from torch import nn
 
-from sharp.models.norms import SsaParameters
 from sharp.models.query_scale import QueryScale
-from sharp.plugins.ops import schema
+from sharp.models.ssa_parameters import SsaParameters
+from sharp.plugins.op import schema
 
-# The op takes the parameters of a norm in float32.
+# These modules stay float32, because the op takes the parameters of a norm in float32.
 FLOAT32_MODULES = (SsaParameters, QueryScale)
 
 
 @contextmanager
 def weights_as(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, the parameters of `module` are of `dtype`; afterwards they are what they were.
+    """Convert the parameters of `module` to `dtype` inside the context, and restore the original tensors afterwards.
 
-    Those of norms stay float32, and so do buffers: the angles of RoPE would be wrong in half precision.
+    The parameters of norms stay float32. Buffers stay float32, too, because the angles of RoPE would be wrong in half
+    precision.
     """
     kept = {
-        id(parameter) for one in module.modules() if isinstance(one, FLOAT32_MODULES) for parameter in one.parameters()
+        id(parameter)
+        for part in module.modules()
+        if isinstance(part, FLOAT32_MODULES)
+        for parameter in part.parameters()
     }
     changed = [
         parameter
@@ -42,10 +46,10 @@ def weights_as(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def widen_bfloat16(graph: onnx_ir.Model) -> None:
-    """Make every bfloat16 number of `graph` a float32 of the same value, but for those of paged caches.
+    """Make every bfloat16 tensor of `graph` a float32 tensor with the same values, in place, except for paged caches.
 
-    So the weights keep their rounding and activations lose it. ONNX Runtime computes next to nothing in bfloat16 on a
-    CPU; this copy is what can be compared with PyTorch there.
+    The weights keep their rounding to bfloat16, and activations are not rounded any more. ONNX Runtime supports hardly
+    any op in bfloat16 on a CPU, so verification compares this copy with PyTorch.
     """
     kept = {value for node in graph.graph for value in _caches(node)}
     produced = (output for node in graph.graph for output in node.outputs)

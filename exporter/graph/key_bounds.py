@@ -1,9 +1,9 @@
-"""How long a key can be, by the weights alone: the op's attribute `key_bound`.
+"""Upper bounds on the length of keys, computed from the weights alone: the op's attribute `key_bound`.
 
-A layer's keys are W g x, where x is what the RMSNorm makes of a token before its gain g: no longer than
-sqrt(hidden_size), whatever the token is. So no key of a head is longer than sqrt(hidden_size) |W g|, the spectral norm
-of the head's rows. With that entmax stops at the window that ALiBi gives a head (design section 4), without a look at
-the keys.
+A layer's keys are W g x, where x is the output of the RMSNorm before its gain g. For every token, x is no longer than
+sqrt(hidden_size). So no key of a head is longer than sqrt(hidden_size) |W g|, where |W g| is the spectral norm of the
+head's rows. With this bound, entmax stops at the window that ALiBi gives a head (design section 4), without reading
+the keys beyond.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.positions import alibi_slopes
 from sharp.models.transformer import Block
 
-ROUNDING = 1.02  # more than weights, activations and keys in bfloat16 can add
-# No `--quantize` has larger steps than these blocks would have in 4 bits; activations are whole numbers up to 127.
+ROUNDING = 1.02  # more than the rounding of weights, activations and keys to bfloat16 can add
+# No `--quantize` has larger steps than 4 bits in blocks of 64 weights; activations are whole numbers up to 127.
 QUANTIZED_BLOCK, WEIGHT_STEPS, ACTIVATION_STEPS = 64, 15, 127
 
 
 def key_bounds(model: SharpForCausalLM) -> tuple[float, ...]:
-    """For every layer a length that no key of a head with an ALiBi slope exceeds; 0 where no head has one.
+    """Return, for every layer, a bound on the length of keys in heads with an ALiBi slope; 0 if no head has a slope.
 
-    It holds however the model is exported: in half precision or with quantized weights, over any cache of floats.
+    The bound holds for every export of the model: in half precision, with quantized weights, with any cache of floats.
     """
     config = model.config
     slopes = alibi_slopes(config)
@@ -41,10 +41,12 @@ def key_bounds(model: SharpForCausalLM) -> tuple[float, ...]:
 
 
 def _quantization_error(weight: NDArray[np.float64], gain: NDArray[np.float64]) -> float:
-    """How much longer keys may be where x is 1 long, if a head's `weight` [head_dim, hidden_size] and g x are rounded.
+    """Return how much longer quantization can make a key, for x of length 1.
 
-    Half a step for each number. An activation's step follows from the largest of its block, which is no longer than
-    the block's share of x times its largest gain; so by Cauchy-Schwarz a Frobenius norm over rows and blocks bounds it.
+    `weight` [head_dim, hidden_size] has a head's rows of W, `gain` is g. Each number of W and of g x is rounded by up
+    to half a step. The step of an activation follows from the largest activation of its block, which is at most the
+    length of the block of x times the largest gain of the block. By Cauchy-Schwarz, a Frobenius norm over rows and
+    blocks bounds the error of all activations.
     """
     of_weights, of_activations = 0.0, 0.0
     for begin in range(0, weight.shape[1], QUANTIZED_BLOCK):

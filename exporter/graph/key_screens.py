@@ -1,30 +1,32 @@
-"""Key screens of the paged caches (op input `key_screen`): which caches have one, and the shift of their keys."""
+"""Key screens of paged caches (op input `key_screen`): the caches that have a screen, and the shift of their keys."""
 
 import onnx
 import torch
 from torch import Tensor
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.manifest import Cache
+from sharp.exporter.sources.decoder import Decoder
 from sharp.models.attention import EagerAttention
-from sharp.plugins.manifest import Cache
-from sharp.plugins.ops import schema
-from sharp.plugins.ops.function_body import attach_function
+from sharp.plugins.op import schema
+from sharp.plugins.op.function_body import attach_function
 
-WINDOW = 64  # tokens; a text is read in so short pieces, at positions from the first to the last that were trained
+WINDOW = 64  # tokens; a text is read in pieces of this length, at positions over the whole trained context
 
 
 def screened_caches(decoder: Decoder) -> tuple[int, ...]:
-    """The numbers of the caches whose attention nodes leave out keys: those with the normalizer entmax."""
+    """Return the numbers of the caches whose attention nodes have the normalizer entmax, which leaves out keys."""
     parts = (part for layer in range(decoder.config.layers) for part in decoder.layer_parts(layer))
     return tuple(number for number, part in enumerate(parts) if part.config.scheme.normalizer == "entmax")
 
 
 @torch.no_grad()
 def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tensor]:
-    """The mean key of every screened cache, float32 [kv_heads, head_dim], by its number; over int64 [tokens].
+    """Return the mean key, float32 [kv_heads, head_dim], of every screened cache, by the cache's number as a text.
 
-    What all keys have in common needs no bits of a screen. Any shift leaves the result what it is; a good one leaves
-    few keys in doubt. Rotated keys depend on their positions, so the text is read at positions of the whole context.
+    The screened caches are those of `cache.key_screens`. The mean is over a text of int64 [tokens], which must have a
+    token. A screen stores keys without their mean, so it spends no bits on what all
+    keys have in common. Any shift gives the same result; with a good shift, few keys must be read to decide. Rotated
+    keys depend on their positions, so the text is read at positions of the whole context.
     """
     config = decoder.config
     size = min(WINDOW, len(tokens), config.trained_context)
@@ -36,7 +38,7 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
 
     def measured(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
         means[layer] = key.float().mean((0, 1))
-        return attention(layer, query, key, value, *rest)  # type: ignore[arg-type]  # handed on as they came
+        return attention(layer, query, key, value, *rest)  # type: ignore[arg-type]  # the arguments that came in
 
     decoder.hidden_states(windows, positions, measured)
     found = {}
@@ -49,9 +51,9 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
 
 
 def leave_out_key_screens(model: onnx.ModelProto) -> None:
-    """Take the screens from a model's nodes, inputs and outputs, for engines that have none; the result is the same.
+    """Remove key screens from a model's nodes, inputs and outputs, in place. The result of the model is the same.
 
-    TensorRT-RTX runs no kernel of ours.
+    Engines without our kernels, such as TensorRT-RTX, do not support screens.
     """
     graph = model.graph
     for node in graph.node:
@@ -63,5 +65,5 @@ def leave_out_key_screens(model: onnx.ModelProto) -> None:
             value for value in values if not value.name.startswith(("key_screen.", "key_screen_out.", "key_shift."))
         ]
         del values[:]
-        values.extend(kept)  # type: ignore[arg-type]  # inputs or outputs, as they were
+        values.extend(kept)  # type: ignore[arg-type]  # of the same type as before
     attach_function(model)

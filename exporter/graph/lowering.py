@@ -1,7 +1,8 @@
-"""The lowering: a module becomes one ONNX graph whose attention is nodes of the domain `ai.sharp`.
+"""The lowering of a module to one ONNX graph, whose attention nodes are of the domain `ai.sharp`.
 
-The graph carries model-local functions with the ops' names, so that a runtime without our kernels inlines standard
-ops instead. They are attached last: `optimize` and version conversion would inline them (design section 2).
+The graph has model-local functions with the ops' names, so that a runtime without our kernels inlines standard ops
+instead. The functions are attached last, because `optimize` and version conversion would inline them (design
+section 2).
 """
 
 import logging
@@ -20,27 +21,27 @@ import torch
 from onnx import inliner, numpy_helper
 from torch import nn
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import Target
 from sharp.exporter.graph.simplification import simplify
-from sharp.plugins.cache_tensors import CacheTensor
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Target
-from sharp.plugins.ops import function_body, schema, torch_paged_attention
-from sharp.plugins.ops.attributes import STATS_COLUMNS_WITH_SINK
+from sharp.plugins.op import function_body, schema, torch_paged_attention
+from sharp.plugins.op.attributes import STATS_COLUMNS_WITH_SINK
+from sharp.plugins.op.cache_tensors import CacheTensor
 from sharp.plugins.tensorrt.nodes import leave_to_plugin
 
-OPSET = 23  # the first with RMSNormalization and RotaryEmbedding
-OPSETS = range(18, 26)  # what its version converter reaches, and what the function bodies need
+OPSET = 23  # the first opset with RMSNormalization and RotaryEmbedding
+OPSETS = range(18, 26)  # the versions that torch.onnx converts to and that the function bodies support
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
 
 
 @dataclass(frozen=True)
-class Tracing:
-    """A module with example arguments, and the names that its graph gets.
+class TraceableModule:
+    """A module with example arguments, and the names of its graph's inputs and outputs.
 
-    `inputs` maps the graph's inputs, in order, to their dimensions: numbers, or names of those that vary. `defaults`
-    are values that an input has where it is not fed. `beside` are tensors of the paged cache that the module does not
-    know, only the op: they become the last inputs and outputs.
+    `inputs` maps the graph's inputs, in order, to their dimensions: numbers, or names of dimensions that vary.
+    `defaults` has the values of inputs that are not fed. `beside` has tensors of the paged cache that only the op reads
+    and the module does not know; they become the last inputs and outputs of the graph.
     """
 
     module: nn.Module
@@ -52,8 +53,11 @@ class Tracing:
     beside: tuple[CacheTensor, ...] = ()
 
 
-def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
-    """Export the module at `opset`, one of `OPSETS`.
+def lower(tracing: TraceableModule, opset: int = OPSET) -> onnx_ir.Model:
+    """Lower a module to an ONNX graph of version `opset`, from 18 to 25.
+
+    The module is put into evaluation mode and stays so. Attention nodes are of the domain `ai.sharp` and have no body
+    yet, which `write` attaches.
 
     Raises:
         InputError: a layer cannot be lowered.
@@ -96,8 +100,8 @@ def lower(tracing: Tracing, opset: int = OPSET) -> onnx_ir.Model:
 
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
-    """Stack traces take a tenth of a trace's time, and the paths of this machine's files do not belong in a model."""
-    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # older releases do not have it
+    """Turn off the tracer's stack traces, which take a tenth of its time and put paths of this machine into a model."""
+    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # older releases lack this setting
     torch.fx.config.do_not_emit_stack_traces = True
     try:
         yield
@@ -106,7 +110,7 @@ def _no_stack_traces() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What torch.onnx says at the end of a long message: which node it is about, and what is wrong with it."""
+    """Return the node and the reason from the end of torch.onnx's long error message."""
     node, cause = "", error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -116,14 +120,17 @@ def _reason(error: BaseException) -> str:
 
 
 def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, ...]]) -> None:
-    """Give the dynamic sizes the names of `inputs` instead of the tracer's `s17`, or its constant for blocks."""
+    """Name dynamic dimensions by `inputs`, in place of the tracer's names (`s17`) and its constant number of blocks.
+
+    `inputs` maps the name of every input of `graph`, which is changed, to its dimensions.
+    """
     names: dict[str, str] = {}
     for value in graph.graph.inputs:
         assert value.name is not None
         for axis, (dimension, name) in enumerate(zip(value.shape or (), inputs[value.name], strict=True)):
             if isinstance(dimension, onnx_ir.SymbolicDim):
                 names[str(dimension.value)] = str(name)
-            elif name == "blocks":  # any other constant is one that the graph has inside, too
+            elif name == "blocks":  # every other constant size may also be inside the graph, so it must stay
                 assert value.shape is not None
                 value.shape[axis] = name
     produced = (output for node in graph.graph for output in node.outputs)
@@ -131,12 +138,12 @@ def name_dimensions(graph: onnx_ir.Model, inputs: Mapping[str, tuple[str | int, 
         for axis, dimension in enumerate(value.shape or ()):
             if isinstance(dimension, onnx_ir.SymbolicDim):
                 assert value.shape is not None
-                # The tracer's may be a sum: the keys of a present are "past + tokens".
+                # The tracer's size may be a sum of names. The length of a present is "past + tokens".
                 value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), str(dimension.value))
 
 
 def share_cache_shapes(graph: onnx_ir.Model) -> None:
-    """Give the caches that the paged op updates the shapes of those that it is given."""
+    """Give each cache that the paged op returns the shape of the cache that it takes."""
     for node in graph.graph:
         if (node.domain, node.op_type) == (schema.DOMAIN, schema.PAGED_ATTENTION.name):
             for name in ("key_cache", "value_cache"):
@@ -146,7 +153,7 @@ def share_cache_shapes(graph: onnx_ir.Model) -> None:
 
 
 def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:
-    """Take the name from optional outputs that nobody reads: our kernel then does not compute them."""
+    """Remove the names of optional outputs that nobody reads, so that our kernels do not compute them."""
     optional = {parameter.name for parameter in schema.ATTENTION.outputs if parameter.optional}
     for node in graph.graph:
         if (node.domain, node.op_type) == (schema.DOMAIN, schema.ATTENTION.name):
@@ -156,9 +163,10 @@ def leave_out_unused_outputs(graph: onnx_ir.Model) -> None:
 
 
 def widen_norms(graph: onnx_ir.Model) -> None:
-    """Give a norm its activations in the type of its scale, where that is wider (Gemma's, in half precision).
+    """Cast the activations of an RMSNormalization to the type of its scale, if that is another (Gemma, half precision).
 
-    The standard allows both types; ONNX Runtime 1.31 has no kernel for that and fails on the op's function body.
+    The standard allows different types, but ONNX Runtime 1.31 has no kernel for them and fails on the op's function
+    body.
     """
     for node in graph.graph:
         if (node.domain, node.op_type) != ("", "RMSNormalization"):
@@ -173,7 +181,10 @@ def widen_norms(graph: onnx_ir.Model) -> None:
 
 
 def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
-    """Give every paged attention node its tensors beside the cache, as inputs and outputs of the graph."""
+    """Give paged attention nodes their auxiliary cache tensors, such as scales, as inputs and outputs of the graph.
+
+    Each tensor's name ends in the number of its cache, such as `key_scale.3`.
+    """
     names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE + schema.CONSTANTS
     updated = schema.PAGED_ATTENTION.output_names + tuple(f"{name}_out" for name in schema.BESIDE_CACHE)
     nodes = [
@@ -185,11 +196,11 @@ def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
         node = by_layer[layer]
         node.resize_inputs(len(names))
         node.resize_outputs(len(updated))
-        for unused in node.outputs[len(schema.OUTPUTS) :]:  # until it gets its tensor
+        for unused in node.outputs[len(schema.OUTPUTS) :]:  # an output has no name until it gets its tensor
             if not unused.is_graph_output():
                 unused.name = ""
         dtype = onnx_ir.TensorType(onnx_ir.DataType[tensor.dtype.upper().replace("FLOAT32", "FLOAT")])
-        # A runtime may leave screens out, by none of their blocks.
+        # A runtime may give 0 blocks of screens to leave them out, so screens have a dimension of their own.
         shape = onnx_ir.Shape(["screen_blocks" if tensor.is_screen else "blocks", *tensor.block_shape])
         value = onnx_ir.Value(name=tensor.name, type=dtype, shape=shape)
         graph.graph.inputs.append(value)
@@ -200,7 +211,11 @@ def add_beside(graph: onnx_ir.Model, tensors: Sequence[CacheTensor]) -> None:
 
 
 def add_key_shifts(graph: onnx_ir.Model, shifts: Mapping[str, torch.Tensor]) -> None:
-    """Give paged attention nodes their constant `key_shift`, float32 [kv_heads, head_dim], by the cache's number."""
+    """Give paged attention nodes their constant `key_shift`.
+
+    `shifts` has float32 [kv_heads, head_dim] by the number of the cache as a text; other nodes get none. Call
+    `add_beside` first, which makes room for the input.
+    """
     names = schema.PAGED_ATTENTION.input_names + schema.BESIDE_CACHE + schema.CONSTANTS
     for node in graph.graph:
         if (node.domain, node.op_type) != (schema.DOMAIN, schema.PAGED_ATTENTION.name):
@@ -217,18 +232,18 @@ def add_key_shifts(graph: onnx_ir.Model, shifts: Mapping[str, torch.Tensor]) -> 
 
 
 def windows_of(graph: onnx_ir.Model) -> list[int]:
-    """The attribute `window` of every attention node, in the order of the layers."""
+    """Return the attribute `window` of every attention node, in the order of the layers; -1 means no window."""
     return [node.attributes["window"].as_int() for node in graph.graph if node.domain == schema.DOMAIN]
 
 
 def stats_columns_of(graph: onnx_ir.Model) -> Literal[4, 5]:
-    """Columns of the model's `stats`: the most that an attention node has."""
+    """Return the number of columns of the model's `stats`, the largest of any attention node; there must be a node."""
     columns = [node.attributes["stats_columns"].as_int() for node in graph.graph if node.domain == schema.DOMAIN]
     return 5 if max(columns) == STATS_COLUMNS_WITH_SINK else 4
 
 
 def caches_of(node: onnx_ir.Node) -> str:
-    """The number behind the name of the caches that a paged attention node reads."""
+    """Return the number at the end of the names of a paged attention node's caches, such as "3" of "key_cache.3"."""
     cache = node.inputs[schema.INPUTS.index("key_cache")]
     assert cache is not None
     assert cache.name is not None
@@ -236,15 +251,18 @@ def caches_of(node: onnx_ir.Node) -> str:
 
 
 def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], target: Target) -> None:
-    """Write `model.onnx` and its external data into `folder`; attach the attention's function body and the defaults.
+    """Write `model.onnx` and its external data into `folder`, with the function body of attention and the defaults.
 
-    For the target `portable` the body takes the place of every attention node, so that only standard ops are left. For
-    `tensorrt` there is no body: see `leave_to_plugin`.
+    `defaults` has the values of inputs that need not be fed. Files of these names are replaced.
+
+    For the target `portable`, the body replaces every attention node, so that only standard ops are left. For the
+    target `tensorrt`, there is no body, because TensorRT's plugin computes attention.
     """
     path = folder / MODEL_FILE
     onnx_ir.save(graph, path, external_data=DATA_FILE)
     model = onnx.load(path, load_external_data=False)
-    # Shapes of weights are known without; tools that change weights leave these as they are, and the model is refused.
+    # Initializers have shapes themselves. Tools that change a weight do not update its value_info, and runtimes refuse
+    # a model in which the two differ.
     weights = {tensor.name for tensor in model.graph.initializer}
     others = [info for info in model.graph.value_info if info.name not in weights]
     del model.graph.value_info[:]
@@ -260,15 +278,15 @@ def write(graph: onnx_ir.Model, folder: Path, defaults: Mapping[str, bool], targ
 
 
 def release_weights(graph: onnx_ir.Model) -> None:
-    """Forget the weights of a graph that was written: something in onnxscript keeps the last graphs alive."""
+    """Drop the weights of a graph, which cannot be written any more, as something in onnxscript keeps graphs alive."""
     for value in graph.graph.initializers.values():
         value.const_value = None
 
 
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the bodies of its functions in place of their calls, and nothing left of the domain `ai.sharp`.
+    """Return `model` with its function calls replaced by the bodies, so that nothing of the domain `ai.sharp` is left.
 
-    Nor of the initializers that nobody reads then: ONNX Runtime warns of each.
+    Initializers that are no longer read are removed, because ONNX Runtime warns of each.
     """
     inlined = inliner.inline_local_functions(model)
     _write_constants_as_tensors(inlined.graph)
@@ -276,16 +294,17 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     del inlined.opset_import[:]
     inlined.opset_import.extend(imports)
     read = _read_names(inlined.graph) | {value.name for value in inlined.graph.input}
-    kept = [one for one in inlined.graph.initializer if one.name in read]
+    kept = [tensor for tensor in inlined.graph.initializer if tensor.name in read]
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(kept)
     return inlined
 
 
 def _write_constants_as_tensors(graph: onnx.GraphProto) -> None:
-    """Write numbers of nodes Constant as tensors, also in inner graphs: tools overlook the short form or read doubles.
+    """Write the numbers of Constant nodes as tensors, also in inner graphs.
 
-    The short form is what the inliner leaves where a body reads an attribute of its function.
+    The inliner leaves a short form (`value_float`, ...) where a body reads an attribute of its function. Some tools
+    overlook this form or read doubles.
     """
     types = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for node in graph.node:
@@ -298,7 +317,7 @@ def _write_constants_as_tensors(graph: onnx.GraphProto) -> None:
 
 
 def _read_names(graph: onnx.GraphProto) -> set[str]:
-    """What nodes, those of graphs inside them, and outputs read."""
+    """Return the names of the values that nodes, nodes of inner graphs, and the graph's outputs read."""
     names = {value.name for value in graph.output} | {name for node in graph.node for name in node.input}
     inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
     return names.union(*map(_read_names, inner))

@@ -1,10 +1,10 @@
-"""`--quantize int8|int4|int4-128`: the weights of matrix products in fewer bits, by ONNX Runtime's own quantizer.
+"""Quantization of the weights of matrix products (`--quantize int8|int4|int4-128`), by ONNX Runtime's own quantizer.
 
-Every product with a constant becomes a MatMulNBits node (domain com.microsoft): whole numbers with a scale and a zero
-point per block of weights along the input, rounded to nearest. On a CPU the kernel rounds activations to int8 per
-block. int4-128 has blocks of 128 without zero points, as ONNX Runtime's CUDA kernels for float16 want them, and of 64
-where 128 do not divide the input. An embedding that is tied to the output layer becomes a GatherBlockQuantized node on
-that layer's very bytes.
+Every product with a constant becomes a MatMulNBits node (domain com.microsoft). Its weights are whole numbers, rounded
+to nearest, with a scale and a zero point per block of weights along the input. On a CPU the kernel rounds activations
+to int8 per block. int4-128 has blocks of 128 without zero points, which ONNX Runtime's CUDA kernels for float16
+require, and blocks of 64 if 128 does not divide the input. An embedding that is tied to the output layer becomes a
+GatherBlockQuantized node, which reads the same bytes as the output layer.
 """
 
 import logging
@@ -18,19 +18,19 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from sharp.core.manifest import Quantization
 from sharp.exporter.graph.lowering import DATA_FILE, MODEL_FILE
 from sharp.models.config import SharpConfig
-from sharp.plugins.manifest import Quantization
 
 DOMAIN = "com.microsoft"
-ACCURACY_LEVEL = 4  # int8 activations; with float32 ones SmolLM2 decodes 18 times slower and predicts no better
+ACCURACY_LEVEL = 4  # int8 activations; with float32 activations SmolLM2 decodes 18 times slower and predicts no better
 INLINE_BYTES = 1024  # smaller tensors stay in the graph
-ENDS = 0.1  # of the products, at either end of the model: they are the most sensitive
+ENDS = 0.1  # the share of products at either end of the model that keep 8 bits, because they are the most sensitive
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight is stored: `bits` a number, and for every `block` a scale and, unless symmetric, a zero point."""
+    """The format of a weight: `bits` per number, and for every `block` a scale and, unless symmetric, a zero point."""
 
     bits: int
     block: int
@@ -38,11 +38,14 @@ class Packing:
 
     @property
     def accuracy_level(self) -> int:
-        """How a CPU multiplies: a symmetric weight, which is for GPUs, with activations that are not rounded either."""
+        """The attribute accuracy_level of MatMulNBits: 4 (activations become int8), or 0 (they do not) if symmetric.
+
+        Symmetric weights are for GPUs, which compute with the activations as they are.
+        """
         return 0 if self.symmetric else ACCURACY_LEVEL
 
     def bytes_of(self, inputs: int, outputs: int, scale_bytes: int = 4) -> int:
-        """Size of a weight [inputs, outputs]."""
+        """Return the size in bytes of a weight [inputs, outputs], with scales of `scale_bytes` bytes each."""
         blocks = -(-inputs // self.block)
         zero_points = 0 if self.symmetric else -(-blocks * self.bits // 8)
         return outputs * (blocks * self.block * self.bits // 8 + scale_bytes * blocks + zero_points)
@@ -54,14 +57,14 @@ GPU_BLOCKS = (128, 64)
 
 
 def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> None:
-    """Quantize the model in `folder`, in place; its functions, inputs and outputs stay as they are."""
+    """Quantize the model in `folder`, whose files are replaced. Its functions, inputs and outputs do not change."""
     model = onnx.load(folder / MODEL_FILE)
     _make_products(model.graph)
     tied = _tied_embeddings(model.graph)
     products = _products(model.graph)
     packings = choose_packings([shape for _, shape in products], quantization, config)
     for packing in dict.fromkeys(packings):
-        chosen = [name for (name, _), one in zip(products, packings, strict=True) if one == packing]
+        chosen = [name for (name, _), own in zip(products, packings, strict=True) if own == packing]
         model = _run_quantizer(model, packing, chosen)
     shared = _share_embedding(model.graph, tied)
     with tempfile.TemporaryDirectory(dir=folder) as staging:
@@ -76,13 +79,14 @@ def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> N
 
 
 def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, config: SharpConfig) -> list[Packing]:
-    """The packing of every weight [inputs, outputs] of the model of `config`, in the order of its graph.
+    """Return the packing of every weight [inputs, outputs] of a model, in the order of its graph.
 
-    The output layer is last.
+    `shapes` has the output layer last.
 
-    int4 and int4-128 keep in 8 bits what loses most: the output layer, the first and the last layers, the products that
-    take the heads' outputs or the feed-forward's wide activations, and those that make the few key and value heads of
-    many query heads, alone or in one product with the queries. Measured on SmolLM2-135M, decision 0007.
+    int4 and int4-128 keep 8 bits for the products whose quantization costs most: the output layer, the first and the
+    last layers, products that take the heads' outputs or the feed-forward's wide activations, and products that make
+    keys and values of fewer heads than queries have, alone or in one product with the queries. Measured on
+    SmolLM2-135M, decision 0007.
     """
     if quantization == "int8":
         return [EIGHT_BITS] * len(shapes)
@@ -97,11 +101,11 @@ def choose_packings(shapes: list[tuple[int, int]], quantization: Quantization, c
     if quantization == "int4":
         return packings
     blocks = [next((block for block in GPU_BLOCKS if inputs % block == 0), GPU_BLOCKS[-1]) for inputs, _ in shapes]
-    return [Packing(one.bits, block, symmetric=True) for one, block in zip(packings, blocks, strict=True)]
+    return [Packing(packing.bits, block, symmetric=True) for packing, block in zip(packings, blocks, strict=True)]
 
 
 def _make_products(graph: onnx.GraphProto) -> None:
-    """Turn every Gemm into MatMul and Add, which the quantizer knows."""
+    """Replace every Gemm with a constant weight by MatMul and Add, which the quantizer supports, in place."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     turned: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
@@ -128,7 +132,7 @@ def _make_products(graph: onnx.GraphProto) -> None:
 
 
 def _tied_embeddings(graph: onnx.GraphProto) -> dict[str, str]:
-    """The weight of the product that an embedding is tied to, by the name of the embedding [outputs, inputs]."""
+    """Return the names of tied embeddings [outputs, inputs], each with the name of the weight [inputs, outputs]."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     matrices = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
     tied: dict[str, str] = {}
@@ -137,15 +141,15 @@ def _tied_embeddings(graph: onnx.GraphProto) -> dict[str, str]:
         if name not in weights or len(weights[name].dims) != 2:
             continue
         turned = list(reversed(weights[name].dims))
-        for matrix in (one for one in matrices if list(weights[one].dims) == turned):
-            rows, columns = (numpy_helper.to_array(weights[one]) for one in (name, matrix))
+        for matrix in (weight for weight in matrices if list(weights[weight].dims) == turned):
+            rows, columns = (numpy_helper.to_array(weights[weight]) for weight in (name, matrix))
             if np.array_equal(rows, columns.T):
                 tied[name] = matrix
     return tied
 
 
 def _products(graph: onnx.GraphProto) -> list[tuple[str, tuple[int, int]]]:
-    """Name and weight shape [inputs, outputs] of every product with a constant, in the order of the graph."""
+    """Return name and weight shape [inputs, outputs] of every product with a constant, in the order of the graph."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return [
         (node.name, (shapes[node.input[1]][0], shapes[node.input[1]][1]))
@@ -155,7 +159,7 @@ def _products(graph: onnx.GraphProto) -> list[tuple[str, tuple[int, int]]]:
 
 
 def _run_quantizer(model: onnx.ModelProto, packing: Packing, names: list[str]) -> onnx.ModelProto:
-    """Pack the weights of the products called `names`."""
+    """Quantize the weights of the products called `names`."""
     with _without_messages():
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
@@ -175,7 +179,7 @@ def _run_quantizer(model: onnx.ModelProto, packing: Packing, names: list[str]) -
 
 @contextmanager
 def _without_messages() -> Iterator[None]:
-    """The quantizer sets up logging and tells of every node."""
+    """Silence the quantizer, which configures logging and reports every node."""
     root = logging.getLogger()
     handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
     logging.disable(logging.WARNING)
@@ -189,7 +193,7 @@ def _without_messages() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Shared:
-    """A tensor that is another one's bytes in another shape."""
+    """A tensor that shares the bytes of the tensor `of` but has another name and shape."""
 
     name: str
     of: str
@@ -197,7 +201,7 @@ class _Shared:
 
 
 def _share_embedding(graph: onnx.GraphProto, tied: dict[str, str]) -> list[_Shared]:
-    """Let embeddings read the packed weight that they are tied to, where whole blocks fill its rows."""
+    """Let embeddings read the quantized weight that they are tied to, if its rows consist of whole blocks."""
     packed = {node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"}
     shared: list[_Shared] = []
     for node in graph.node:
@@ -232,16 +236,16 @@ def _share_embedding(graph: onnx.GraphProto, tied: dict[str, str]) -> list[_Shar
     kept = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in tied]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    return list({one.name: one for one in shared}.values())
+    return list({tensor.name: tensor for tensor in shared}.values())
 
 
 def _append_shared(graph: onnx.GraphProto, shared: list[_Shared]) -> None:
-    """Add tensors that name the same bytes of the file of external data as those they share."""
+    """Add the tensors in `shared`, which refer to the same bytes of external data as the tensors that they share."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    for one in shared:
+    for described in shared:
         tensor = onnx.TensorProto()
-        tensor.CopyFrom(weights[one.of])
-        tensor.name = one.name
+        tensor.CopyFrom(weights[described.of])
+        tensor.name = described.name
         del tensor.dims[:]
-        tensor.dims.extend(one.shape)
+        tensor.dims.extend(described.shape)
         graph.initializer.append(tensor)

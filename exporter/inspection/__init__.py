@@ -1,1 +1,1 @@
-"""What every attention head of a model does with a text: `sharp inspect`."""
+"""`sharp inspect`, which shows what every attention head of a model does with a text."""

@@ -1,7 +1,7 @@
-"""Recording a checkpoint: its decoder in PyTorch, with the op in plain torch as attention."""
+"""Records of a checkpoint, whose model runs in PyTorch with the op in plain torch as attention."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.reading import read_source
-from sharp.exporter.checkpoints.source import Source
 from sharp.exporter.checkpoints.trained_norm import recorded_norm
-from sharp.exporter.checkpoints.uncached_model import UncachedNumbers, UncachedSet
-from sharp.exporter.graph.op_attributes import op_attributes
 from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import (
@@ -28,26 +25,34 @@ from sharp.exporter.inspection.recording import (
 )
 from sharp.exporter.inspection.set_record import QUERY, set_record
 from sharp.exporter.programs.reading import NO_PROGRAM_OPTIONS, ProgramOptions, read_program
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.op_attributes import op_attributes
+from sharp.exporter.sources.source import Source
+from sharp.exporter.sources.uncached_model import UncachedNumbers, UncachedSet
 from sharp.models.attention import DEFAULT_OPTIONS, LayerOptions
 from sharp.models.checkpoint_files import is_sharp_folder
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.torch_normalizers import joined_head_params
+from sharp.plugins.op.normalizers import Normalizer
+from sharp.plugins.op.torch_normalizers import joined_head_params
 
 
-def open_checkpoint(path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS) -> InspectedModel:
-    """The decoder of a checkpoint, with the norm that it was trained with; `program` is for those of torch.export.
+def open_checkpoint(
+    path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS, ignore: Sequence[str] = ()
+) -> InspectedModel:
+    """Open a checkpoint, with the norm that it was trained with (softmax if it does not say).
+
+    `program` are options for programs of torch.export (.pt2), and `ignore` names unknown keys of the checkpoint to
+    accept.
 
     Raises:
-        InputError, NotFoundError: it cannot be read, or is no decoder over tokens.
+        InputError, NotFoundError: the checkpoint cannot be read, or is no decoder and no model of numbers or sets.
     """
     if path.suffix == ".pt2" and path.exists():
         source = read_program(path, None, given=program)
     else:
         own = path.suffix in (".pt", ".safetensors") or is_sharp_folder(path)
-        source = read_source(path, None if own else recorded_norm(path) or "softmax")
+        source = read_source(path, None if own else recorded_norm(path) or "softmax", ignore=ignore)
     if source.no_cache is not None:
         raise InputError(f"{path} is no decoder over tokens, which sharp inspect reads: {source.no_cache}")
     model = source.model
@@ -77,7 +82,11 @@ def open_checkpoint(path: Path, program: ProgramOptions = NO_PROGRAM_OPTIONS) ->
 
 
 def _tokenizer(source: Source) -> Tokenizer | None:
-    """The very file that an export would have."""
+    """Read the tokenizer file that an export of the source would contain; None if it would have none.
+
+    Raises:
+        InputError: the file is not a tokenizer.
+    """
     if source.write_tokenizer is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -86,20 +95,20 @@ def _tokenizer(source: Source) -> Tokenizer | None:
 
 
 def record_decoder(decoder: Decoder, token_ids: Inputs) -> tuple[LayerRecord, ...]:
-    """Run `decoder` once over one sequence."""
+    """Run `decoder` once over one sequence of ids int64 [tokens], and return a record per layer."""
     ids, positions = torch.from_numpy(token_ids)[None], torch.arange(len(token_ids))[None]
     return recorded(decoder, decoder.config, lambda attention: decoder.hidden_states(ids, positions, attention))
 
 
 def record_numbers(model: UncachedNumbers, numbers: Inputs) -> tuple[LayerRecord, ...]:
-    """Run `model` once over one sequence of numbers."""
+    """Run `model` once over one sequence of numbers float32 [tokens], and return a record per layer."""
     given = torch.from_numpy(numbers)[None]
     return recorded(model, model.config, lambda attention: model.compute(attention, given))
 
 
 @torch.no_grad()
 def record_set(model: MaxRetrieval, items: Inputs) -> tuple[LayerRecord, ...]:
-    """The head's record for the sets of the first n of the items [items, 1 + classes]."""
+    """Return the head's record for the sets of the first n items, for every n; items are [items, 1 + classes]."""
     config, count = model.config, len(items)
     asked = model.embed_query(torch.full((1, 1), QUERY)).expand(1, count, -1)  # [1, items, hidden_size]
     query, factor = model.q_proj(asked), None
@@ -127,7 +136,10 @@ def record_set(model: MaxRetrieval, items: Inputs) -> tuple[LayerRecord, ...]:
 def recorded(
     model: nn.Module, config: SharpConfig, run: Callable[["RecordingAttention"], object]
 ) -> tuple[LayerRecord, ...]:
-    """What the attention of `model` was given in one run."""
+    """Call `run` with an attention function that records its inputs, and return the records of all layers.
+
+    `run` runs `model` once over one sequence with this attention. Gradients are off.
+    """
     attention = RecordingAttention(config)
     hooks = [
         module.register_forward_hook(attention.see_projection)
@@ -143,7 +155,11 @@ def recorded(
 
 
 class RecordingAttention:
-    """An `AttentionFunction` over one sequence that keeps a record per layer."""
+    """An `AttentionFunction` over one sequence that keeps a record of every layer in `records`.
+
+    An instance is for one run of a model, whose layers must call it in order. `see_projection` may be registered as the
+    forward hook of the model's q_proj and k_proj, from which the records get the matrices of Q and K.
+    """
 
     def __init__(self, config: SharpConfig) -> None:
         self.config = config
@@ -151,7 +167,7 @@ class RecordingAttention:
         self._projected: list[tuple[Tensor, Tensor]] = []  # (input, matrix) of q_proj, k_proj since the last attention
 
     def see_projection(self, module: nn.Linear, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-        """The forward hook of q_proj and k_proj."""
+        """Keep input and matrix of q_proj or k_proj for the layer's record, as the forward hook of these modules."""
         self._projected.append((inputs[0], module.weight))
 
     def __call__(
@@ -165,14 +181,27 @@ class RecordingAttention:
         options: LayerOptions = DEFAULT_OPTIONS,
         /,
     ) -> Tensor:
-        """Query [1, tokens, q_heads, head_dim], key and value [1, tokens, kv_heads, head_dim] -> as query."""
+        """Compute attention and record its inputs.
+
+        Args:
+            layer: the number of the layer.
+            query: [1, tokens, q_heads, head_dim].
+            key: [1, tokens, kv_heads, head_dim].
+            value: as `key`.
+            head_params: [q_heads, P] or None.
+            alibi_slopes: [q_heads] or None.
+            options: the options of the layer.
+
+        Returns:
+            The output, shaped as `query`.
+        """
         assert layer == len(self.records)
         config = self.config
         head_params = joined_head_params(config.scheme.own_params(head_params, config.q_heads), options.sinks)
         output, stats = self._attend(query[0], key[0], value[0], head_params, alibi_slopes, options)
         factor = None if options.query_factor is None else options.query_factor[0].float()
         if factor is not None:
-            stats[..., INVERSE_TEMPERATURE] *= factor  # as in the statistics of an exported model
+            stats[..., INVERSE_TEMPERATURE] *= factor  # statistics of an exported model include the length scale, too
         self.records.append(
             LayerRecord(
                 query=query[0].numpy(),
@@ -201,7 +230,7 @@ class RecordingAttention:
         alibi_slopes: Tensor | None,
         options: LayerOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Output [tokens, q_heads, head_dim] and statistics."""
+        """Return the output [tokens, q_heads, head_dim] and the op's statistics."""
         return attend_one_sequence(query, key, value, head_params, alibi_slopes, op_attributes(self.config, options))
 
     def _take_projections(self) -> Projections | None:

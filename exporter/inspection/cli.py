@@ -5,8 +5,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.errors import InputError
+from sharp.core.cli import SharpCommand, if_interrupted
+from sharp.core.errors import InputError
+from sharp.exporter.checkpoints.path_checks import INSPECTED, check_exists, check_fits
+from sharp.exporter.ignore_key import ignore_key_option
 
 
 @click.command("inspect", cls=SharpCommand, epilog="See also: docs/inspect.md, docs/tutorials/dispersed-heads.md.")
@@ -18,29 +20,40 @@ from sharp.plugins.errors import InputError
     "--numbers",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What a model of numbers or of sets reads: JSON, a list of numbers, or of items as lists.  [default: random]",
+    help="The input of a model of numbers or of sets, as JSON: a list of numbers, or a list of items that are lists.  "
+    "[default: random]",
 )
 @click.option(
     "--max-tokens",
     type=int,
     metavar="N",
-    help="Read only the first N tokens, numbers or items.  [default: all; 512 of what is made where nothing is given]",
+    help="Read only the first N tokens, numbers or items.  [default: all; without an input, 512 generated ones]",
 )
 @click.option(
     "--tokenizer",
     metavar="FILE",
-    help="Of a .pt2 program, which has none itself: a tokenizer.json, a folder with one, or bytes.",
+    help="The tokenizer of a checkpoint without one (.pt2): a tokenizer.json, a folder with one, or bytes.",
 )
-@click.option("--layer", type=int, metavar="L", help="Map heads of this layer, the first is 0.  [default: of all]")
+@ignore_key_option
 @click.option(
-    "--head", type=int, metavar="H", help="Map this head of --layer.  [default: the sharpest and the most dispersed]"
+    "--layer",
+    type=int,
+    metavar="L",
+    help="Show maps of the heads of this layer, counted from 0.  [default: all layers]",
+)
+@click.option(
+    "--head",
+    type=int,
+    metavar="H",
+    help="Show the map of this head of --layer.  [default: the sharpest and the most dispersed]",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Where page and pictures go; files of an earlier inspection are replaced.  [default: <model name>-inspect]",
+    help="Folder for the page and the pictures; files of an earlier inspection are replaced.  [default: <model "
+    "name>-inspect]",
 )
 def inspect(
     model: Path,
@@ -50,6 +63,7 @@ def inspect(
     numbers: Path | None,
     max_tokens: int | None,
     tokenizer: str | None,
+    ignore_keys: tuple[str, ...],
     layer: int | None,
     head: int | None,
     output: Path | None,
@@ -58,13 +72,16 @@ def inspect(
 
     MODEL is a model folder of sharp-export, a .pt or .safetensors file of Sharp's own, a .pt2 file of
     torch.export.save, a Hugging Face folder or a .gguf file. Without a text, the model has to find the largest of many
-    numbers, as in Figure 3 of the paper on adaptive temperature. Of a model of sets its head is shown for the sets of
-    the first n items, for every n.
+    numbers, as in Figure 3 of the paper on adaptive temperature. For a model of sets, the page shows its head for the
+    first n items of the set, for every n.
     """
-    from sharp.exporter.inspection.prompt import Prompt
+    from sharp.exporter.inspection.prompt import PromptSource
 
-    source = Prompt(file, prompt, None if token_ids is None else parse_ids(token_ids), max_tokens, numbers)
-    # torch, onnx and matplotlib take seconds to import: not for --help or a typing error
+    if_interrupted("nothing was written")
+    check_exists(model, INSPECTED)
+    check_fits(model)
+    source = PromptSource(file, prompt, None if token_ids is None else parse_ids(token_ids), max_tokens, numbers)
+    # Importing torch, onnx and matplotlib takes seconds, which --help and wrong options should not.
     from sharp.exporter.inspection.inspection import choose_text, inspect_text, open_model
     from sharp.exporter.inspection.page import write_page
     from sharp.exporter.inspection.pictures import draw_pictures
@@ -73,7 +90,7 @@ def inspect(
 
     progress = Console(stderr=True)
     with progress.status("Reading the model") as status, time_of_program(model):
-        opened = open_model(model, tokenizer)
+        opened = open_model(model, tokenizer, ignore_keys)
         folder = output or Path(f"{opened.name}-inspect")
         chosen = choose_text(opened, source, layer, head)
         make_folder(folder)
@@ -94,10 +111,10 @@ def inspect(
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """The numbers in "1, 2, 3".
+    """Parse whole numbers separated by commas, such as "1, 2, 3".
 
     Raises:
-        InputError: something else is there.
+        InputError: the text contains something else.
     """
     try:
         return tuple(int(part) for part in text.split(","))
@@ -106,10 +123,10 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the output folder before the long work.
+    """Make the output folder before the long work; it may exist already.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

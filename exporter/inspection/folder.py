@@ -1,4 +1,4 @@
-"""Recording an exported model folder: its ONNX graph, with what the attention nodes are given as outputs too."""
+"""Records of an exported model folder, whose ONNX graph gets the inputs of its attention nodes as more outputs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,9 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from sharp.exporter.inspection.attention_nodes import SHOWN, AttentionNode, attention_nodes
+from sharp.core.errors import InputError
+from sharp.core.manifest import Manifest, read_manifest
+from sharp.exporter.inspection.attention_nodes import SHOWN, InspectedNode, attention_nodes
 from sharp.exporter.inspection.prompt import read_tokenizer
 from sharp.exporter.inspection.recording import (
     INVERSE_TEMPERATURE,
@@ -22,25 +24,24 @@ from sharp.exporter.inspection.recording import (
 )
 from sharp.exporter.inspection.set_record import QUERY, set_record
 from sharp.models.norms import NORMS
-from sharp.plugins.cache_tensors import cache_tensors
-from sharp.plugins.errors import InputError
-from sharp.plugins.kernel_library import register_kernels
-from sharp.plugins.manifest import Manifest, read_manifest
-from sharp.plugins.ops.schema import (
+from sharp.plugins.cuda.kernel_library import register_kernels
+from sharp.plugins.op.cache_tensors import cache_tensors
+from sharp.plugins.op.schema import (
     ATTENTION,
     PAGED_ATTENTION,
     OpDefinition,
 )
 
-# ONNX Runtime's name for: the folder of external data, for a model that is given as bytes.
+# ONNX Runtime's setting for the folder of external data, when the model is given as bytes.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def open_folder(path: Path) -> InspectedModel:
-    """The model of a folder; the graph is read when it is recorded.
+    """Open the model of a folder; its graph is read only when it is recorded.
 
     Raises:
-        InputError, NotFoundError: it is not a model folder, or an incomplete one.
+        NotFoundError: the folder does not exist, or has no manifest.
+        InputError: the manifest is not valid, a file is missing or damaged, or the tokenizer cannot be read.
     """
     manifest = read_manifest(path)
     return InspectedModel(
@@ -58,17 +59,20 @@ def open_folder(path: Path) -> InspectedModel:
 
 
 def numbers_of_item(manifest: Manifest) -> int | None:
-    """See `InspectedModel`."""
+    """Return the width of a set's items, 0 for a model that reads numbers, None for a model that reads tokens."""
     if manifest.kind == "set" and manifest.inputs and isinstance(width := manifest.inputs[0].shape[-1], int):
         return width
     return 0 if manifest.kind == "numbers" else None
 
 
 def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[LayerRecord, ...]:
-    """Run the model of a folder over one sequence or set, with Sharp's kernels.
+    """Run the model of a folder over one sequence or set, with Sharp's kernels, and return a record per layer.
+
+    `inputs` are token ids int64 [tokens], numbers float32 [tokens], or the items float32 [items, width] of a set.
 
     Raises:
-        InputError: it is of another form, has nothing for Sharp's kernels, or its graph is not of this model.
+        InputError: the model has a cache form that cannot be recorded, Sharp's CPU kernels cannot run it, or its graph
+            does not fit its manifest.
     """
     causal = manifest.kind in ("decoder", "numbers")
     if manifest.cache.form != "paged" and not (manifest.cache.form == "none" and (causal or manifest.kind == "set")):
@@ -86,7 +90,9 @@ def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[Layer
     op = PAGED_ATTENTION if manifest.cache.form == "paged" else ATTENTION
     model, nodes = read_graph(file, op)
     if manifest.cache.heads or manifest.norm.heads:
-        raise InputError(f"{file} has several norms in a layer, which sharp inspect does not show yet")
+        raise InputError(
+            f"{file} has several norms in a layer, which sharp inspect does not show; inspect the checkpoint instead"
+        )
     if [node.layer for node in nodes] != list(range(manifest.layers)):
         raise InputError(
             f"{file} has {len(nodes)} {op.name} nodes for {manifest.layers} layers; "
@@ -105,18 +111,20 @@ def record_folder(path: Path, manifest: Manifest, inputs: Inputs) -> tuple[Layer
     if op is ATTENTION:
         found = {name: _of_one_sequence(name, values) for name, values in found.items()}
     factors = found["stats"][..., INVERSE_TEMPERATURE]  # [layers, tokens, q_heads]
-    norm = NORMS.get(manifest.norm.name)  # not of users' own
-    # Folders of earlier exports have 1 everywhere.
+    norm = NORMS.get(manifest.norm.name)  # None for norms of users
+    # Statistics of earlier exports do not include the length scale: the factor is 1 everywhere.
     scaled = norm is not None and norm.scale_kind != "none" and bool((factors != 1).any())
     records = (_layer_record(node, model, path, found) for node in nodes)
-    return tuple(replace(one, length_scale=factors[layer] if scaled else None) for layer, one in enumerate(records))
+    return tuple(
+        replace(record, length_scale=factors[layer] if scaled else None) for layer, record in enumerate(records)
+    )
 
 
-def read_graph(file: Path, op: OpDefinition) -> tuple[onnx.ModelProto, list[AttentionNode]]:
-    """The graph of a folder, and its attention nodes.
+def read_graph(file: Path, op: OpDefinition) -> tuple[onnx.ModelProto, list[InspectedNode]]:
+    """Read the graph of a folder without its external weights, and its nodes of `op`, in the order of the layers.
 
     Raises:
-        InputError: it is none that `sharp-export` has written.
+        InputError: the file is no graph that `sharp-export` has written.
     """
     with _readable(file):
         model = onnx.load(file, load_external_data=False)
@@ -125,7 +133,10 @@ def read_graph(file: Path, op: OpDefinition) -> tuple[onnx.ModelProto, list[Atte
 
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
-    """Inside, what protobuf, onnx and ONNX Runtime raise becomes an InputError: they have no common exception."""
+    """Turn all errors inside the context into an InputError that says that `file` is damaged; keep InputErrors.
+
+    Errors of protobuf, onnx and ONNX Runtime have no common class.
+    """
     try:
         yield
     except InputError:
@@ -136,9 +147,9 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _of_one_sequence(name: str, values: Floats) -> Floats:
-    """The form of values over one sequence in the paged form, from those [batch, heads, tokens, dim] of a batch of one.
+    """Bring values of a batch of one to the layout of the paged form, which has no batch and tokens before heads.
 
-    Statistics are [layers, batch, heads, tokens, 4]; what belongs to heads or tokens alone stays.
+    Queries and keys are [batch, heads, tokens, dim], statistics [layers, batch, heads, tokens, 4]; other values stay.
     """
     if name == "stats":
         return values[:, 0].swapaxes(1, 2)
@@ -146,15 +157,18 @@ def _of_one_sequence(name: str, values: Floats) -> Floats:
 
 
 def _set_record(
-    node: AttentionNode, model: onnx.ModelProto, path: Path, manifest: Manifest, items: Inputs
+    node: InspectedNode, model: onnx.ModelProto, path: Path, manifest: Manifest, items: Inputs
 ) -> LayerRecord:
-    """See `set_record`. The query for each n comes from a graph with nothing else, which is run once for each."""
+    """Return the `set_record` of a model of sets, without a length scale; `items` are [items, width].
+
+    The query for each n comes from a run over the first n items. `model` has the added outputs of `node`.
+    """
     name = f"inspect.{node.layer}."
 
     def session(output: str) -> onnxruntime.InferenceSession:
         only = onnx.ModelProto()
         only.CopyFrom(model)
-        kept = [one for one in only.graph.output if one.name == output]
+        kept = [value for value in only.graph.output if value.name == output]
         del only.graph.output[:]
         only.graph.output.extend(kept)
         return _open(only, path, manifest)
@@ -162,7 +176,7 @@ def _set_record(
     def run(opened: onnxruntime.InferenceSession, output: str, count: int) -> Floats:
         given = {"items": items[None, :count], "query": np.full((1, 1), QUERY, np.float32)}
         read = {value.name for value in opened.get_inputs()}
-        (values,) = opened.run([output], {one: array for one, array in given.items() if one in read})
+        (values,) = opened.run([output], {name: array for name, array in given.items() if name in read})
         return np.asarray(values)
 
     of_query = session(f"{name}query")
@@ -210,7 +224,7 @@ def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str
     return [output.numpy() for output in session.run_with_ort_values(names, values | caches)]
 
 
-def _layer_record(node: AttentionNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:
+def _layer_record(node: InspectedNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:
     given = {name: found.get(f"inspect.{node.layer}.{name}") for name in SHOWN}
     query, key = given["query"], given["key"]
     assert query is not None
@@ -231,18 +245,18 @@ def _layer_record(node: AttentionNode, model: onnx.ModelProto, path: Path, found
 
 
 def _projections(
-    node: AttentionNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
+    node: InspectedNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
 ) -> Projections | None:
     if node.projections is None:
         return None
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     matrices = [
-        numpy_helper.to_array(weights[one.weight], str(path))[:, one.start : one.stop].T for one in node.projections
+        numpy_helper.to_array(weights[part.weight], str(path))[:, part.start : part.stop].T for part in node.projections
     ]
     hidden = found[f"inspect.{node.layer}.hidden"]
     hidden = hidden.reshape(-1, hidden.shape[-1])  # [tokens, hidden_size]
     head_dim = found[f"inspect.{node.layer}.query"].shape[-1]
     if [len(matrix) for matrix in matrices] != [count * head_dim for count in heads]:
-        return None  # a matrix for several of query, key and value
+        return None  # one matrix makes several of query, key and value
     query_weight, key_weight = (matrix.reshape(-1, head_dim, matrix.shape[1]) for matrix in matrices)
     return Projections(hidden, query_weight, key_weight)

@@ -1,7 +1,7 @@
-"""The statistics of every head over context length, and what Proposition 3.1 allows its logits.
+"""The statistics of every head over context length, and the bound of Proposition 3.1 on the spread of its logits.
 
-A causal query at position n - 1 sees what a text of n tokens would have ended with, so one pass over a text has the
-statistics of every context length up to its own (Velickovic et al., ICML 2025, Figure 3).
+A causal query at position n - 1 sees the same keys as the last query of a text of n tokens. So one pass over a text
+gives the statistics of every context length up to its own (Velickovic et al., ICML 2025, Figure 3).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sharp.core.errors import InputError
 from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.recording import (
     ENTROPY,
@@ -20,26 +21,27 @@ from sharp.exporter.inspection.recording import (
     SUPPORT,
     LayerRecord,
 )
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK
+from sharp.plugins.op.attributes import HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK
 
 Doubles = NDArray[np.float64]
 CURVE_POINTS = 64
 
 
 @dataclass(frozen=True)
-class HeadStatistics:
-    """What every head did at every token, float64.
+class TokenStatistics:
+    """The statistics of every head at every token of one text, float64. Means need a text of two tokens or more.
 
     Attributes:
-        visible: [layers, tokens], keys that the query sees; ln of it is the entropy of uniform attention.
+        visible: [layers, tokens], keys that the query sees; ln of this number is the entropy of uniform attention.
         entropy: [layers, q_heads, tokens], nats.
-        support: the same, keys with weight > 0 (all visible ones unless the normalizer gives exact zeros).
-        inverse_temperature: the same, the factor of the logits that the norm adapts or has learned, else 1.
-        spread: the same, largest logit - smallest logit.
-        bound: the same, the largest spread that Prop. 3.1 allows; None where Q and K are not known.
-        sink: the same, what the head's attention sink takes of its weights, 0 without one; None where no head has one.
-        length_scale: the same, the factor of a learned length scale; None where there is none or it is not known.
+        support: shaped as `entropy`, keys with weight > 0 (all visible keys unless the normalizer gives exact zeros).
+        inverse_temperature: shaped as `entropy`, the factor of the logits that the norm adapts or has learned, else 1.
+        spread: shaped as `entropy`, largest logit - smallest logit.
+        bound: shaped as `entropy`, the largest spread that Prop. 3.1 allows; None if Q and K are not known.
+        sink: shaped as `entropy`, the share of weights that the head's attention sink takes, 0 without a sink; None if
+            no head has a sink.
+        length_scale: shaped as `entropy`, the factor of a learned length scale; None if there is none, or if it is not
+            known.
     """
 
     visible: Doubles
@@ -53,14 +55,14 @@ class HeadStatistics:
 
     @property
     def tokens(self) -> int:
-        """The length of the text."""
+        """The number of tokens of the text."""
         return len(self.visible[0])
 
     @property
     def normalized_entropy(self) -> Doubles:
-        """Mean of entropy / ln n over the tokens that see n > 1 keys [layers, q_heads]: 0 is sharp, 1 is uniform.
+        """The mean of entropy / ln n over tokens that see n > 1 keys [layers, q_heads]: 0 is sharp, 1 is uniform.
 
-        Where a window of 1 lets no token see more than itself it is 0.
+        The value is 0 if a window of 1 lets every token see only itself, and NaN for a text of one token.
         """
         uniform = np.log(self.visible[:, None, 1:])
         zeros = np.zeros_like(self.entropy[..., 1:])
@@ -68,15 +70,15 @@ class HeadStatistics:
 
     @property
     def support_share(self) -> Doubles:
-        """Mean of support / n over the same tokens [layers, q_heads]."""
+        """The mean of support / n over all tokens but the first [layers, q_heads]; NaN for a text of one token."""
         return np.asarray((self.support / self.visible[:, None])[..., 1:].mean(-1))
 
 
-def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
-    """The statistics in the records of model `name`.
+def head_statistics(layers: Sequence[LayerRecord], name: str) -> TokenStatistics:
+    """Collect the statistics from the records of all layers, in order; `name` is the model's name, for the message.
 
     Raises:
-        InputError: some are not finite numbers, so the model is broken.
+        InputError: statistics are not finite, so the model is damaged.
     """
     stats = np.stack([layer.stats[..., :SINK_MASS] for layer in layers]).astype(np.float64).transpose(3, 0, 2, 1)
     for index in range(len(layers)):
@@ -85,7 +87,7 @@ def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
     positions = np.arange(stats.shape[-1], dtype=np.float64)
     visible = [positions + 1 if layer.window < 0 else np.minimum(positions + 1, layer.window) for layer in layers]
     bounds = [bound for bound in map(spread_bound, layers) if bound is not None]
-    return HeadStatistics(
+    return TokenStatistics(
         visible=np.stack(visible),
         entropy=stats[ENTROPY],
         support=stats[SUPPORT],
@@ -100,13 +102,13 @@ def head_statistics(layers: Sequence[LayerRecord], name: str) -> HeadStatistics:
 
 
 def _of_all(layers: Sequence[LayerRecord], compute: Callable[[LayerRecord], Doubles | None]) -> Doubles | None:
-    """[layers, q_heads, tokens], where every layer has it."""
-    found = [one for one in map(compute, layers) if one is not None]
+    """Stack a value [q_heads, tokens] of all layers to [layers, q_heads, tokens]; None if a layer lacks the value."""
+    found = [statistics for statistics in map(compute, layers) if statistics is not None]
     return np.stack(found) if len(found) == len(layers) else None
 
 
 def sink_masses(layers: Sequence[LayerRecord]) -> Doubles | None:
-    """Of all layers, 0 of those without sinks; None where none has any."""
+    """Return `sink_mass` of all layers [layers, q_heads, tokens], 0 without sinks; None if no layer has sinks."""
     found = [sink_mass(layer) for layer in layers]
     if all(mass is None for mass in found):
         return None
@@ -115,13 +117,13 @@ def sink_masses(layers: Sequence[LayerRecord]) -> Doubles | None:
 
 
 def sink_mass(layer: LayerRecord) -> Doubles | None:
-    """The share of the sum of weights that every head's sink takes [q_heads, tokens]; None where it has none."""
+    """Return the share of weights that every head's sink takes [q_heads, tokens]; None if the layer has no sinks."""
     normalizer = layer.normalizer
     own = len(HEAD_PARAMETERS.get(normalizer.name, ()))
     if layer.head_params is None or layer.head_params.shape[1] == own:
         return None
     stats = layer.stats
-    if stats.shape[-1] <= SINK_MASS:  # a folder of an earlier export
+    if stats.shape[-1] <= SINK_MASS:  # folders of earlier exports have no column of sink masses
         _, found = attend_one_sequence(
             torch.from_numpy(layer.query),
             torch.from_numpy(layer.key),
@@ -144,12 +146,12 @@ def sink_mass(layer: LayerRecord) -> Doubles | None:
 
 
 def spread_bound(layer: LayerRecord) -> Doubles | None:
-    """Prop. 3.1: spread <= 2 sigma_max(Q) sigma_max(K) |y| max_i |x_i|, for every query y [q_heads, tokens].
+    """Return the bound of Prop. 3.1 for every query y [q_heads, tokens]; None if Q and K are not known.
 
-    The paper's logits are <Q y, K x>. Here they are also multiplied by `scale`, which goes into the bound; RoPE turns
-    Q y and K x and changes no norm, but a learned length scale does: each of |y| and |x| is multiplied by what
-    lengthens its projection on the way to the attention (1 for all other norms). ALiBi adds up to its slope times the
-    distance; a soft cap only draws logits together.
+    The proposition is spread <= 2 sigma_max(Q) sigma_max(K) |y| max_i |x_i|, for logits <Q y, K x>. Here logits are
+    also multiplied by `scale`, which goes into the bound. RoPE rotates Q y and K x and changes no norm, but a learned
+    length scale does, so |y| and |x| are each multiplied by the factor between projection and attention input. ALiBi
+    adds up to its slope times the distance. A soft cap only makes the spread smaller.
     """
     if layer.projections is None:
         return None
@@ -164,7 +166,10 @@ def spread_bound(layer: LayerRecord) -> Doubles | None:
 
 
 def _largest_norms(given: NDArray[np.float32], weight: NDArray[np.float32], hidden: Doubles) -> Doubles:
-    """sigma_max(W) |x| of every head and token [heads, tokens], times what lengthens W x to the vector `given`."""
+    """Return sigma_max(W) |x| |given| / |W x| of every head and token [heads, tokens].
+
+    `given` is the vector that attention received for the projection W x.
+    """
     weight = weight.astype(np.float64)  # [heads, head_dim, hidden_size]
     sigma = np.linalg.norm(weight, ord=2, axis=(1, 2))
     projected = np.linalg.norm(np.einsum("hdm,tm->htd", weight, hidden, optimize=True), axis=-1)
@@ -175,9 +180,10 @@ def _largest_norms(given: NDArray[np.float32], weight: NDArray[np.float32], hidd
 
 @dataclass(frozen=True)
 class Curves:
-    """Entropy over context length, averaged over stretches of lengths that grow with it.
+    """Entropy over context length, averaged over intervals whose size grows with the context length.
 
-    length [points] keys; uniform [layers, points] is ln n; entropy [layers, q_heads, points], nats.
+    `length` [points] is the mean context length in tokens, `uniform` [layers, points] the mean of ln n over the n
+    visible keys, `entropy` [layers, q_heads, points] is in nats.
     """
 
     length: Doubles
@@ -185,8 +191,8 @@ class Curves:
     entropy: Doubles
 
 
-def entropy_curves(statistics: HeadStatistics) -> Curves:
-    """At most `CURVE_POINTS` points; single tokens at the start."""
+def entropy_curves(statistics: TokenStatistics) -> Curves:
+    """Average entropy over at most 64 intervals of context lengths, which at the start are single tokens."""
     edges = np.unique(np.geomspace(1, statistics.tokens + 1, CURVE_POINTS + 1).round().astype(int)) - 1
     starts, sizes = edges[:-1], np.diff(edges)
 
@@ -200,8 +206,11 @@ def entropy_curves(statistics: HeadStatistics) -> Curves:
     )
 
 
-def extreme_heads(statistics: HeadStatistics, layer: int | None) -> list[tuple[int, int]]:
-    """(layer, head) of the lowest and the highest normalized entropy, in `layer` or in the whole model."""
+def extreme_heads(statistics: TokenStatistics, layer: int | None) -> list[tuple[int, int]]:
+    """Return (layer, head) of the lowest and the highest normalized entropy, in `layer` or (None) in the whole model.
+
+    The list has one entry if both are the same head. In a tie the first head counts.
+    """
     values = statistics.normalized_entropy
     if layer is not None:
         values = np.where(np.arange(len(values))[:, None] == layer, values, np.nan)

@@ -1,11 +1,11 @@
-"""The op over one sequence, a few queries at a time."""
+"""The attention op over one sequence, a few queries at a time."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sharp.plugins.ops.torch_paged_attention import paged_attention
+from sharp.plugins.op.torch_paged_attention import paged_attention
 
 QUERY_CHUNK = 256  # queries whose logits are in memory together
 
@@ -18,9 +18,12 @@ def attend_one_sequence(
     alibi_slopes: Tensor | None,
     attributes: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """Output [tokens, q_heads, value_dim] and statistics [tokens, q_heads, columns] of causal attention.
+    """Compute output [tokens, q_heads, value_dim] and statistics [tokens, q_heads, columns] of causal attention.
 
-    query [tokens, q_heads, head_dim], key and value [tokens, kv_heads, dim]; one cache block holds the whole sequence.
+    `query` is [tokens, q_heads, head_dim], `key` and `value` are [tokens, kv_heads, dim], all on the CPU. `head_params`
+    [q_heads, P], `alibi_slopes` [q_heads] and `attributes` are the op's; missing attributes have the op's defaults. The
+    columns of the statistics are entropy in nats, support, inverse temperature, logit spread and, if the attribute
+    stats_columns is 5, the sink's mass. One cache block holds the whole sequence.
     """
     tokens = len(query)
     key_cache, value_cache = key.permute(1, 2, 0)[None].clone(), value.transpose(0, 1)[None].clone()

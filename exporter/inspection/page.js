@@ -8,7 +8,7 @@ function add(parent, name, attributes, text) {
   return element;
 }
 
-// Axes of a chart: functions from values to places, both logarithmic or the upward one linear.
+// The axes of a chart, as functions from values to coordinates; the vertical axis is logarithmic or linear.
 const AREA = { left: 56, right: 704, top: 12, bottom: 336 };
 const placeAcross = (low, high) => (value) =>
   AREA.left + ((AREA.right - AREA.left) * Math.log(value / low)) / Math.log(high / low);
@@ -139,7 +139,7 @@ function unpack(map) {
   return rows;
 }
 
-// 0 for the weight 0 and those at the low end, 1 for the largest; logarithmic in between.
+// The colour of a weight: 0 for weights up to the smallest shown, 1 for the largest, logarithmic in between.
 const strength = (map, step) => step === 0 ? 0
   : Math.max(0.02, 1 - Math.log((map.peak * step) / 65535 / map.peak) / Math.log(data.smallest / map.peak));
 const ramp = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim().split(" ").map(Number);

@@ -1,4 +1,4 @@
-"""One HTML page of an inspection: everything is in the file, and nothing is fetched."""
+"""The HTML page of an inspection, one file that fetches nothing."""
 
 import base64
 from pathlib import Path
@@ -19,8 +19,8 @@ STEPS = 2**16 - 1  # a weight is stored in 16 bits, as a share of the largest on
 
 
 def write_page(inspection: Inspection, folder: Path) -> Path:
-    """Write `index.html` into `folder` and return its path."""
-    # The loader of a folder, as the one of a package does not find data files of an editable install.
+    """Write `index.html` into `folder`, which must exist, and return its path."""
+    # FileSystemLoader, because PackageLoader does not find data files of an editable install.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -35,7 +35,7 @@ def write_page(inspection: Inspection, folder: Path) -> Path:
 
 
 def page_content(inspection: Inspection) -> dict[str, Any]:
-    """The variables of the template."""
+    """Return the variables of the template page.html.jinja, by name."""
     statistics, model = inspection.statistics, inspection.model
     rows = head_rows(statistics)
     return {
@@ -68,12 +68,12 @@ def _script_data(inspection: Inspection) -> dict[str, Any]:
         "first": inspection.maps[0].layer,
         "pieces": inspection.text.pieces,
         "smallest": SMALLEST_WEIGHT,
-        "maps": [_packed(one) for one in inspection.maps],
+        "maps": [_packed(attention_map) for attention_map in inspection.maps],
     }
 
 
 def _packed(one: AttentionMap) -> dict[str, Any]:
-    """A map with the keys up to each query only, in 16 bits; a weight that is not 0 does not become 0."""
+    """Encode a map in 16 bits, with only the keys up to each query; weights above 0 are not rounded to 0."""
     peak = float(one.weights.max()) or 1.0
     steps = np.ceil(one.weights / peak * STEPS).astype("<u2")
     kept = np.arange(steps.shape[1]) <= (one.queries // one.group)[:, None]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sharp.exporter.inspection.attention_map import AttentionMap
-from sharp.exporter.inspection.heads import HeadStatistics, entropy_curves
+from sharp.exporter.inspection.heads import TokenStatistics, entropy_curves
 from sharp.exporter.inspection.inspection import Inspection
 from sharp.exporter.inspection.table import head_rows
 
@@ -20,9 +20,9 @@ SMALLEST_WEIGHT = 1e-4  # the dark end of a map's colours
 
 
 def draw_pictures(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write entropy.png, heads.png, attention.png and, where there are a bound and a spread, spread.png into `folder`.
+    """Write entropy.png, heads.png, attention.png and, if there are a bound and a spread, spread.png into `folder`.
 
-    There is no spread where every query sees one key.
+    There is no spread if every query sees only one key. The folder must exist. The paths of the files are returned.
     """
     statistics, model = inspection.statistics, inspection.model
     figures = {
@@ -38,8 +38,11 @@ def draw_pictures(inspection: Inspection, folder: Path) -> list[Path]:
     return [folder / name for name in figures]
 
 
-def draw_entropy(statistics: HeadStatistics, trained_context: int) -> Figure:
-    """A panel per layer like the adaptive-temperature paper's Figure 3: a curve per head, mean and deviation, ln n."""
+def draw_entropy(statistics: TokenStatistics, trained_context: int) -> Figure:
+    """Draw a panel per layer, as in Figure 3 of the adaptive-temperature paper: a curve per head, mean and ln n.
+
+    A dotted line marks `trained_context` if there are more tokens.
+    """
     curves = entropy_curves(statistics)
     layers, heads, _ = curves.entropy.shape
     columns = min(COLUMNS, layers, max(2, int(np.ceil(layers**0.5))))
@@ -73,8 +76,8 @@ def _draw_layer(panel: Axes, length: np.ndarray, entropy: np.ndarray, colors: np
     panel.fill_between(length, mean - deviation, mean + deviation, color="tab:blue", alpha=0.2)
 
 
-def draw_heads(statistics: HeadStatistics) -> Figure:
-    """Two heat maps layer x head: entropy / ln n, and the share of the keys that have weight."""
+def draw_heads(statistics: TokenStatistics) -> Figure:
+    """Draw two heat maps layer x head: entropy / ln n, and the share of keys that have weight."""
     layers, heads = statistics.normalized_entropy.shape
     figure = Figure(figsize=(max(8.0, 0.7 * heads + 3), max(3.2, 0.26 * layers + 1.4)), layout="constrained")
     panels = figure.subplots(1, 2)
@@ -88,23 +91,31 @@ def draw_heads(statistics: HeadStatistics) -> Figure:
 
 
 def draw_maps(maps: tuple[AttentionMap, ...]) -> Figure:
-    """The attention map of every chosen head; weights of 0 stay white."""
+    """Draw the attention map of every chosen head; weights of 0 stay white."""
     figure = Figure(figsize=(6.2 * len(maps), 5.6), layout="constrained")
     panels = figure.subplots(1, len(maps), squeeze=False)
-    for panel, one in zip(panels.flat, maps, strict=True):
-        weights = np.ma.masked_less_equal(one.weights, 0)
-        last = int(one.queries[-1]) + 1
-        colors = LogNorm(SMALLEST_WEIGHT, max(float(one.weights.max()), 2 * SMALLEST_WEIGHT))
+    for panel, attention_map in zip(panels.flat, maps, strict=True):
+        weights = np.ma.masked_less_equal(attention_map.weights, 0)
+        last = int(attention_map.queries[-1]) + 1
+        colors = LogNorm(SMALLEST_WEIGHT, max(float(attention_map.weights.max()), 2 * SMALLEST_WEIGHT))
         image = panel.imshow(weights, norm=colors, cmap="magma_r", interpolation="nearest", extent=(0, last, last, 0))
-        panel.set(title=f"layer {one.layer}, head {one.head}", xlabel="key", ylabel="query", xlim=(-last / 64, last))
-        panel.spines[:].set_visible(False)  # it would hide the first key, on which many heads rest
+        panel.set(
+            title=f"layer {attention_map.layer}, head {attention_map.head}",
+            xlabel="key",
+            ylabel="query",
+            xlim=(-last / 64, last),
+        )
+        panel.spines[:].set_visible(False)  # the left spine would hide the first key, on which many heads rest
         figure.colorbar(image, ax=panel, label="weight")
     figure.suptitle("Attention maps")
     return figure
 
 
-def draw_spread(statistics: HeadStatistics) -> Figure:
-    """Mean logit spread of every head against the mean of what Prop. 3.1 allows it."""
+def draw_spread(statistics: TokenStatistics) -> Figure:
+    """Draw the mean logit spread of every head against the mean of its bound by Prop. 3.1.
+
+    Heads without a bound or a spread are left out; at least one head must have both.
+    """
     rows = [row for row in head_rows(statistics) if row.bound and row.spread]
     bounds, spreads = [row.bound or 0.0 for row in rows], [row.spread for row in rows]
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")

@@ -1,5 +1,6 @@
-"""The text that a model is inspected with."""
+"""The text that a model is inspected with; numbers or items for a model that reads no text."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +8,22 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from sharp.exporter.inspection.recording import Inputs, InspectedModel
-from sharp.plugins.errors import InputError, NotFoundError
+from sharp.core.errors import InputError, NotFoundError
+from sharp.exporter.inspection.recording import Floats, Inputs, InspectedModel
 
 DEFAULT_TOKENS = 512
-MIN_TOKENS = 2  # one token sees one key: no head can be sharp or dispersed
+MIN_TOKENS = 2  # a single token sees one key, so no head could be sharp or dispersed
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """What to read: at most one of a file with text, a text, token ids and a file of numbers; `max_tokens` cuts it."""
+class PromptSource:
+    """The source of the text: at most one of a file, a text, token ids and a JSON file of numbers.
+
+    `max_tokens` truncates the text; without a source, a text of at most `max_tokens` tokens (None: 512) is generated.
+
+    Raises:
+        InputError: there are several sources, or `max_tokens` is below 2.
+    """
 
     file: Path | None = None
     text: str | None = None
@@ -33,25 +40,28 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Token ids [tokens] (or numbers), the text of each, and in a few words where they come from."""
+    """Token ids [tokens] (or numbers), the text of each token, and a short description of their source."""
 
     token_ids: Inputs
     pieces: tuple[str, ...]
     described: str
 
 
-def tokenize(prompt: Prompt, model: InspectedModel) -> TokenizedText:
-    """The tokens of `prompt` for `model`; without a text, the adaptive-temperature paper's prompt of Figure 3.
+def tokenize(prompt: PromptSource, model: InspectedModel) -> TokenizedText:
+    """Tokenize `prompt` for `model`; without a text, use the adaptive-temperature paper's prompt of Figure 3.
 
     Raises:
-        InputError: there is no text, or too short or long a one, or a token that the model does not know.
-        NotFoundError: there is no such file.
+        InputError: the text is empty, too short (one token), too long for the model or not UTF-8, or has a token that
+            the model does not know; the model has no tokenizer for a text, or numbers are given.
+        NotFoundError: the file does not exist.
     """
     ids, described = _token_ids(prompt, model)
     if not ids:
         raise InputError(f"{described} is empty; give at least {MIN_TOKENS} tokens")
     if unknown := [token for token in ids if not 0 <= token < model.vocab_size]:
-        raise InputError(f"token id {unknown[0]} is not in {model.name}'s vocabulary of {model.vocab_size} tokens")
+        raise InputError(
+            f"token id {unknown[0]} is not in {model.name}'s vocabulary of {model.vocab_size} tokens; give smaller ids"
+        )
     kept = ids[: prompt.max_tokens]
     if len(kept) > model.max_context:
         raise InputError(
@@ -65,7 +75,7 @@ def tokenize(prompt: Prompt, model: InspectedModel) -> TokenizedText:
     return TokenizedText(np.array(kept, np.int64), _pieces(model.tokenizer, kept), described)
 
 
-def _token_ids(prompt: Prompt, model: InspectedModel) -> tuple[list[int], str]:
+def _token_ids(prompt: PromptSource, model: InspectedModel) -> tuple[list[int], str]:
     if prompt.numbers is not None:
         raise InputError(f"{model.name} reads text, and --numbers is for models of sets or of numbers; give --text")
     if prompt.token_ids is not None:
@@ -86,7 +96,9 @@ def _read(file: Path) -> str:
     except FileNotFoundError as error:
         raise NotFoundError(f"--text {file} does not exist; give a text file") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"--text {file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise InputError(
+            f"--text {file} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 def _encode(tokenizer: Tokenizer, text: str, source: str) -> list[int]:
@@ -99,7 +111,7 @@ def _encode(tokenizer: Tokenizer, text: str, source: str) -> list[int]:
 
 
 def _maximum_question(tokenizer: Tokenizer, tokens: int) -> list[int]:
-    """The prompt of the adaptive-temperature paper's Figure 3 with as many numbers as `tokens` leave room for."""
+    """Return the prompt of the adaptive-temperature paper's Figure 3, with as many numbers as fit into `tokens`."""
     numbers = np.random.default_rng(0).integers(0, 1000, tokens)
 
     def question(count: int) -> list[int]:
@@ -108,7 +120,7 @@ def _maximum_question(tokenizer: Tokenizer, tokens: int) -> list[int]:
             tokenizer, f"What is the maximum in the following sequence: {sequence}? The maximum is:", "the question"
         )
 
-    fitting, too_many = 1, tokens  # numbers; each takes two tokens or more
+    fitting, too_many = 1, tokens  # counts of numbers, each of which takes two tokens or more
     while too_many - fitting > 1:
         middle = (fitting + too_many) // 2
         fitting, too_many = (middle, too_many) if len(question(middle)) <= tokens else (fitting, middle)
@@ -116,7 +128,10 @@ def _maximum_question(tokenizer: Tokenizer, tokens: int) -> list[int]:
 
 
 def _pieces(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> tuple[str, ...]:
-    """The text of every token; the vocabulary's own name of one that is only a part of a character."""
+    """Return the text of every token; the name in the vocabulary if a token is only part of a character.
+
+    Without a tokenizer, the texts are the ids.
+    """
     if tokenizer is None:
         return tuple(f"{token} " for token in token_ids)
     texts = {token: tokenizer.decode([token], skip_special_tokens=False) for token in set(token_ids)}
@@ -125,10 +140,10 @@ def _pieces(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> tuple[str,
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer of a model folder, which neither pads nor cuts.
+    """Read the tokenizer.json of a model folder, without padding and truncation.
 
     Raises:
-        InputError: the file is not a tokenizer.
+        InputError: the file does not exist, or is not a tokenizer.
     """
     try:
         tokenizer = Tokenizer.from_file(str(file))
@@ -137,3 +152,63 @@ def read_tokenizer(file: Path) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def read_numbers(prompt: PromptSource, model: InspectedModel) -> TokenizedText:
+    """Read the numbers [tokens], or the items [items, width] of a set, that a model is inspected with, float32.
+
+    Without a file they are random, 512 unless `prompt` says otherwise. `model` must not be one over tokens.
+
+    Raises:
+        InputError: a text is given, the number of inputs is too small or too large, or the file has another content.
+        NotFoundError: the file does not exist.
+    """
+    width = model.numbers_of_item
+    assert width is not None
+    if any(source is not None for source in (prompt.file, prompt.text, prompt.token_ids)):
+        raise InputError(f"{model.name} reads {model.unit}s, not text; give --numbers, or nothing for random ones")
+    if prompt.numbers is None:
+        values = random_numbers(width, min(prompt.max_tokens or DEFAULT_TOKENS, model.max_context))
+        described = "random ones"
+    else:
+        values = _from_file(prompt, model, width)[: prompt.max_tokens]
+        described = str(prompt.numbers)
+    if not MIN_TOKENS <= len(values) <= model.max_context:
+        limits = f"it must have {MIN_TOKENS} to {model.max_context} of them (--max-tokens cuts it)"
+        raise InputError(f"{described} has {len(values)} {model.unit}s; {limits}")
+    return TokenizedText(values, tuple(map(_piece, values)), described)
+
+
+def random_numbers(width: int, count: int) -> Floats:
+    """Return `count` random inputs, float32, the same in every call.
+
+    With `width` 0, they are normally distributed numbers [count]. Otherwise they are items [count, width]: a priority
+    from 0 to 1, and a random class as a one-hot vector.
+    """
+    generator = np.random.default_rng(0)
+    if not width:
+        return generator.standard_normal(count).astype(np.float32)
+    classes = np.eye(width - 1)[generator.integers(width - 1, size=count)]
+    return np.concatenate([generator.random((count, 1)), classes], axis=1).astype(np.float32)
+
+
+def _from_file(prompt: PromptSource, model: InspectedModel, width: int) -> Floats:
+    file = prompt.numbers
+    assert file is not None
+    needed = f"a list of items, each a list of {width} numbers" if width else "a list of numbers"
+    try:
+        values = np.array(json.loads(file.read_bytes()), np.float64)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"--numbers {file} does not exist; give a file of JSON, {needed}") from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"--numbers {file} cannot be read as JSON, {needed}: {error}"[:300]) from error
+    if values.shape[1:] != ((width,) if width else ()) or values.ndim == 0 or not np.isfinite(values).all():
+        raise InputError(f"--numbers {file} must be {needed}, all finite, for {model.name}")
+    return values.astype(np.float32)
+
+
+def _piece(value: Floats) -> str:
+    """Format a number, or an item as its priority and class, for the page."""
+    if value.ndim == 0:
+        return f"{value:.3g} "
+    return f"{value[0]:.3g}:{int(value[1:].argmax())} "

@@ -1,4 +1,4 @@
-"""What a model's attention was given and did while it read one text: the same for folders and checkpoints."""
+"""Records of a model's attention during one pass over a text, in the same form for folders and checkpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.op.normalizers import Normalizer
 
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -19,10 +19,10 @@ ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD, SINK_MASS = range(5)
 
 @dataclass(frozen=True)
 class Projections:
-    """The matrices Q and K of all heads of a layer, and what they were applied to.
+    """The matrices Q and K of all heads of a layer, and the input that they were applied to.
 
-    hidden [tokens, hidden_size] is the attention block's input; query_weight [q_heads, head_dim, hidden_size],
-    key_weight [kv_heads, head_dim, hidden_size].
+    `hidden` [tokens, hidden_size] is the attention block's input, `query_weight` is [q_heads, head_dim, hidden_size],
+    `key_weight` is [kv_heads, head_dim, hidden_size].
     """
 
     hidden: Floats
@@ -32,21 +32,21 @@ class Projections:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One attention node and one pass over the text.
+    """The inputs and statistics of one attention node in one pass over the text.
 
     Attributes:
         query: [tokens, q_heads, head_dim], positions and length scales already applied.
         key: [tokens, kv_heads, head_dim].
-        head_params: [q_heads, P], the normalizer's learned parameters per head and their sinks, as the op's.
+        head_params: [q_heads, P], the normalizer's learned parameters of each head and its sink, as the op takes them.
         alibi_slopes: [q_heads].
-        normalizer: what turns logits into weights.
-        scale: factor of query . key.
-        softcap: of the logits; 0 is off.
-        window: how many keys a query sees at most; -1 is off.
-        projections: None where Q and K could not be told apart from the rest of the model.
-        stats: [tokens, q_heads, 4 or 5], the op's statistics, the inverse temperature times the learned length scale.
-        length_scale: [tokens, q_heads], the factor that a learned length scale has put into the query; None where the
-            norm has none.
+        normalizer: the normalizer that turns logits into weights.
+        scale: the factor of query . key.
+        softcap: the cap of the logits; 0 is off.
+        window: the most keys that a query sees; -1 is off.
+        projections: the matrices of Q and K; None if they were not found in the model.
+        stats: [tokens, q_heads, 4 or 5], the op's statistics; the inverse temperature includes the length scale.
+        length_scale: [tokens, q_heads], the factor by which a learned length scale has multiplied the query; None if
+            the norm has no length scale.
     """
 
     query: Floats
@@ -64,10 +64,12 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A model that was opened.
+    """An opened model.
 
-    `record` runs it once over token ids [tokens] and returns a record per layer. `numbers_of_item` is for models that
-    read no tokens: 0 where they read numbers [tokens], else the width of a set's items [items, width].
+    `record` runs the model once over its inputs and returns a record per layer. `numbers_of_item` says which inputs:
+    None for token ids int64 [tokens], 0 for numbers float32 [tokens], else the width of a set's items float32
+    [items, width]. `max_context` and `trained_context` count tokens, numbers or items. `tokenizer` is None if the model
+    has none.
     """
 
     name: str
@@ -83,5 +85,5 @@ class InspectedModel:
 
     @property
     def unit(self) -> str:
-        """What it reads one after the other."""
+        """The name of the elements that the model reads: token, item or number."""
         return "token" if self.numbers_of_item is None else "item" if self.numbers_of_item else "number"

@@ -1,7 +1,7 @@
-"""Recording the set model's head: what it does with the first n items of a set, for every n.
+"""The record of the set model's head for the first n items of a set, for every n.
 
-A set has one query, so it would have one row of statistics. The logit of an item depends on no other one; but for a
-length scale, neither does the query. So the sets of the first n items are what a causal head sees at token n.
+A set has one query, and so only one row of statistics. The logit of an item depends on no other item, and neither does
+the query, except for a length scale. So a causal head at token n sees the same as the set model with the first n items.
 """
 
 import numpy as np
@@ -9,9 +9,9 @@ import torch
 
 from sharp.exporter.inspection.one_sequence import attend_one_sequence
 from sharp.exporter.inspection.recording import Floats, LayerRecord
-from sharp.plugins.ops.normalizers import Normalizer
+from sharp.plugins.op.normalizers import Normalizer
 
-QUERY = 0.5  # of a set; it carries no information
+QUERY = 0.5  # the query of a set, which carries no information
 
 
 def set_record(
@@ -22,7 +22,17 @@ def set_record(
     scale: float,
     length_scale: Floats | None,
 ) -> LayerRecord:
-    """The record of the head from its query for each n [items, 1, head_dim] and the keys [items, 1, head_dim]."""
+    """Return the record of the set model's head for the first n items, for every n, as of a causal head at token n.
+
+    Args:
+        query: [items, 1 head, head_dim], the query for each n.
+        key: [items, 1 head, head_dim].
+        head_params: [1 head, P], the normalizer's learned parameters; None if it has none.
+        normalizer: the normalizer of the head.
+        scale: the factor of query . key.
+        length_scale: [items, 1 head], the factor that is already part of the query; None if there is none, or it is not
+            known. It does not change the statistics.
+    """
     _, stats = attend_one_sequence(
         torch.from_numpy(query),
         torch.from_numpy(key),

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 
 import numpy as np
-from rich.table import Table
 
-from sharp.exporter.inspection.heads import Doubles, HeadStatistics
+from sharp.core.table import Table
+from sharp.exporter.inspection.heads import Doubles, TokenStatistics
 
-HEADS_SHOWN = 8  # from each end, where a model has too many heads for a screen
+HEADS_SHOWN = 8  # from each end, if a model has too many heads for a screen
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """Means over the tokens that see more than one key; entropy in nats, support in keys, spread in logits."""
+    """The statistics of one head as means over all tokens but the first; fields are described at `TokenStatistics`.
+
+    Entropy is in nats, support in keys, spread in logits. `normalized_entropy` is entropy / ln n and `support_share`
+    support / n, for n visible keys. `bound`, `sink` and `length_scale` are None where the model has no such value.
+    """
 
     layer: int
     head: int
@@ -27,8 +31,8 @@ class HeadRow:
     length_scale: float | None
 
 
-def head_rows(statistics: HeadStatistics) -> list[HeadRow]:
-    """A row per head, from the sharpest to the most dispersed."""
+def head_rows(statistics: TokenStatistics) -> list[HeadRow]:
+    """Return a row per head, from the sharpest to the most dispersed."""
 
     def mean(values: Doubles) -> Doubles:
         return np.asarray(values[..., 1:].mean(-1))
@@ -58,8 +62,11 @@ def head_rows(statistics: HeadStatistics) -> list[HeadRow]:
     ]
 
 
-def heads_table(statistics: HeadStatistics, adaptive: bool) -> Table:
-    """The sharpest and the most dispersed heads; `adaptive` adds the inverse temperature beta."""
+def heads_table(statistics: TokenStatistics, adaptive: bool) -> Table:
+    """Make the table of the sharpest and the most dispersed heads, up to 8 of each; all heads if there are 16 or fewer.
+
+    `adaptive` adds the inverse temperature beta.
+    """
     rows = head_rows(statistics)
     table = Table(
         title="Attention heads, from the sharpest to the most dispersed (means over the text)", title_justify="left"

@@ -1,1 +1,1 @@
-"""Models of any kind, as programs of torch.export: attention is found in their graph and becomes the op."""
+"""Models of any kind as programs of torch.export, in whose graph attention is found and replaced by the op."""

@@ -1,10 +1,11 @@
-"""Reading `.pt2` files: what torch.export.load would execute is refused before torch sees it.
+"""Safe reading of `.pt2` files, which refuses a file whose content torch.export.load would execute.
 
-torch.export.load trusts its file. It unpickles weights that say so, and example inputs that are more than tensors; it
-looks operators up by any name below `torch`; it evaluates expressions of sizes as Python; and a file that it fails to
-read it takes for one of torch 2.7, which is all pickles. So the archive is read here first, by torch's own reader, as
-another might see other parts in the same file: no pickle but of tensors, operators of ATen and of Sharp only,
-expressions of symbols and numbers only, and no more memory than the file is large.
+torch.export.load trusts its file. It unpickles weights that are marked as pickles and example inputs that are more
+than tensors, looks operators up by any name below `torch`, and evaluates expressions of sizes as Python. A file that it
+fails to read is treated as a file of torch 2.7, which consists of pickles. So this module checks the archive first: it
+may hold no pickles but of tensors, operators of ATen and of Sharp only, expressions of symbols and numbers only, and
+its tensors may take no more memory than the file is large. The check uses torch's own reader, because another reader
+might see other parts in the same file.
 """
 
 import io
@@ -25,16 +26,18 @@ from torch.export.pt2_archive import PT2ArchiveReader
 from torch.export.pt2_archive._package import load_pt2
 
 import sharp.models.normalized_attention
-import sharp.plugins.ops.torch_paged_attention  # noqa: F401 - both register ops that a program may call
+import sharp.plugins.op.torch_paged_attention  # noqa: F401 - both register ops that a program may call
+from sharp.core.errors import InputError
 from sharp.exporter.programs.flat_graph import SUBGRAPH_CALLS
-from sharp.plugins.errors import InputError
 
 MOST_PARTS = 2**17
 MOST_JSON = 2**28  # bytes
-MOST_VALUES = 2**23  # in a part of JSON
-MOST_REPEATED = 2**28  # numbers of tensors that are views with more numbers than data
+MOST_VALUES = 2**23  # in one JSON part of the archive
+MOST_REPEATED = 2**28  # by how many elements the tensors may exceed their data, as expanded views do
 OPERATORS = re.compile(r"torch\.ops\.(?:aten|prims|sharp)\.[a-zA-Z]\w*\.\w+|torch\.ops\.aten\._\w+\.\w+")
-FORBIDDEN = re.compile(r"from_file|__|\.(?:data_ptr|set_|set_data|_print)\b")  # files, memory, output
+FORBIDDEN = re.compile(
+    r"from_file|__|\.(?:data_ptr|set_|set_data|_print)\b"
+)  # operators that read files or raw memory, or print
 ARITHMETIC = re.compile(
     r"_operator\.(?:add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
     r"|torch\.sym_(?:int|float|max|min|not|ite|sum|sqrt)|torch\._sym_sqrt|math\.(?:ceil|floor|trunc|sqrt)"
@@ -49,7 +52,7 @@ ASSUMPTIONS = "positive|negative|nonnegative|nonpositive|nonzero|zero|integer|re
 EXPRESSION = re.compile(
     rf"(?:\b(?:[suzq]+\d+|{FUNCTIONS}|{ASSUMPTIONS}|\d{{1,12}}(?:\.\d+)?)\b|'[suzq]+\d+'|[-+*/%(), <>=&|~])*"
 )
-MOST_POWERS = 4  # a tower of them takes all memory
+MOST_POWERS = 4  # a tower of powers would take all memory
 SMALL_EXPONENT = re.compile(r",\s*Integer\(-?\d\)\)")
 LARGE_EXPONENT = re.compile(r"\*\*\s*(?!\d\b)|\*\*\s*\d\s*\*\*")
 CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
@@ -57,12 +60,13 @@ SPECS = ("in_spec", "out_spec")
 
 
 def load_program(path: Path) -> ExportedProgram:
-    """Read a file that torch.export.save wrote.
+    """Read a file that torch.export.save wrote. The guards of the program are removed.
 
     Raises:
-        InputError: it is damaged, or not of that kind, or holds what would be executed.
+        InputError: `path` is missing or is no regular file; or the file is damaged, was not written by
+            torch.export.save, or holds what would be executed.
     """
-    if not path.is_file():  # a pipe or a device need not end
+    if not path.is_file():  # reading a pipe or a device might never end
         kind = "a folder" if path.is_dir() else "no regular file"
         raise InputError(f"{path} is {kind}, but must be a program that torch.export.save wrote")
     try:
@@ -80,10 +84,10 @@ def load_program(path: Path) -> ExportedProgram:
         file.seek(0)
         try:
             (program,) = load_pt2(file).exported_programs.values()
-        except Exception as error:  # so does torch
+        except Exception as error:  # load_pt2 raises almost anything, too
             reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
             raise InputError(f"{path} cannot be read by torch {torch.__version__}: {reason}") from error
-    program._guards_code = []  # Python that nobody here needs
+    program._guards_code = []  # guards are Python source, which nothing here needs
     return program
 
 
@@ -107,16 +111,24 @@ def _check(archive: PT2ArchiveReader, length: int) -> None:
         if re.fullmatch(r"data/(?:weights|constants)/[^/]*_config\.json", name):
             _check_payload(_json(archive, name, sizes), name.rpartition("/")[0], sizes)
         if name.startswith("data/sample_inputs/") and sizes[name]:
-            torch.load(io.BytesIO(archive.read_bytes(name)), weights_only=True)  # or torch would unpickle it all
+            torch.load(
+                io.BytesIO(archive.read_bytes(name)), weights_only=True
+            )  # fails if there is more than tensors; torch would unpickle anything
     _check_program(_json(archive, models[0], sizes))
 
 
 def _check_sums(file: IO[bytes], length: int) -> None:
-    """The sums of all parts, which torch does not look at: a weight with another byte is as good as any."""
+    """Check the checksums of all parts of an archive. torch ignores them and would load damaged weights.
+
+    `file` is the archive, `length` its size in bytes.
+
+    Raises:
+        InputError: a part is damaged or compressed, or parts overlap.
+    """
     file.seek(0)
     with zipfile.ZipFile(file) as parts:
-        stored = all(one.compress_type == zipfile.ZIP_STORED for one in parts.infolist())
-        if not stored or sum(one.file_size for one in parts.infolist()) > length:
+        stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts.infolist())
+        if not stored or sum(part.file_size for part in parts.infolist()) > length:
             raise InputError("its parts are compressed, or overlap; save the program again")
         damaged = parts.testzip()
     if damaged is not None:
@@ -126,7 +138,7 @@ def _check_sums(file: IO[bytes], length: int) -> None:
 def _json(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     content = archive.read_bytes(name) if sizes[name] <= MOST_JSON else b""
     if not content or sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise InputError(f"its part {name} is {'too large' if sizes[name] else 'empty'}")
+        raise InputError(f"its part {name} is {'too large' if sizes[name] else 'empty'}; save it again")
     found = json.loads(content)
     if not isinstance(found, dict):
         raise TypeError(name)
@@ -134,7 +146,7 @@ def _json(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> dic
 
 
 def _check_payload(config: dict[str, Any], folder: str, sizes: Mapping[str, int]) -> None:
-    """The tensors of a folder of the archive: each in a file of its own, as plain bytes."""
+    """Check that every tensor in a folder of the archive is plain bytes in a file of its own."""
     repeated = 0
     for name, payload in config["config"].items():
         if payload.get("use_pickle") is not False:
@@ -160,8 +172,8 @@ def _check_program(program: Any) -> None:
         elif key == "expr_str":
             _check_expression(str(value))
         elif key == "range_constraints":
-            for one in value:
-                _check_expression(one)
+            for expression in value:
+                _check_expression(expression)
         elif key in SPECS and isinstance(value, str) and value:
             for inner, kind in _items(json.loads(value)):
                 if inner == "type" and kind not in CONTAINERS:
@@ -177,7 +189,7 @@ def _check_target(target: str) -> None:
 
 
 def _is_known(library: str, name: str, overload: str) -> bool:
-    """It is an operator on tensors; TorchScript has others below aten, which save files and print."""
+    """Whether torch has this operator on tensors. TorchScript has others below aten, which save files and print."""
     return f"{library}::{name}" + ("" if overload == "default" else f".{overload}") in _known_operators()
 
 
@@ -194,7 +206,7 @@ def _known_operators() -> frozenset[str]:
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Every key and value, however deep."""
+    """Yield every key and value of nested JSON content, at any depth."""
     waiting = [content]
     while waiting:
         one = waiting.pop()
@@ -207,12 +219,15 @@ def _items(content: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, torch.export logs, prints and warns of nothing: what matters of it is in what it raises."""
+    """Silence torch's logs, all warnings and all output on stderr inside the context, in the whole process.
+
+    All that matters of torch.export is in the errors that it raises.
+    """
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # it prints whole graphs
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # torch.export prints whole graphs to stderr
             warnings.simplefilter("ignore")
             yield
     finally:

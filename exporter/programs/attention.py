@@ -1,21 +1,21 @@
-"""Finding attention in a graph: torch's own function, its forms after decomposition, and attention written out.
+"""The search for attention in a graph: torch's own function, its forms after decomposition, attention written out.
 
 A pattern only says where the query, the key, the value and the output stand. What lies between the products (scale,
-soft cap, mask, bias) is found by evaluating it: see `sharp.exporter.programs.masks`.
+soft cap, mask, bias) is found by evaluating that part of the graph, in `sharp.exporter.programs.masks`.
 """
 
 import torch
 from torch.fx import Node
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.attention_call import AttentionCall, Operand, OwnNorm, no_head, one_head, rank, same
 from sharp.exporter.programs.flat_graph import FLEXIBLE
 from sharp.exporter.programs.logits import given_at
-from sharp.exporter.programs.masks import SIZES
 from sharp.exporter.programs.nodes import arguments_of, name_of, where
+from sharp.exporter.programs.norms import LENGTHS
 from sharp.exporter.programs.program import Program
 from sharp.exporter.programs.sizes import Roles
 from sharp.exporter.programs.written_out import PRODUCTS, written_out
-from sharp.plugins.errors import InputError
 
 FUSED = (
     "scaled_dot_product_attention",
@@ -27,18 +27,18 @@ FUSED = (
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_attention_math_for_mps",
 )
-# Attention by name: whoever calls one of these needs no pattern. See `sharp.plugins.ops.torch_attention.attention` and
-# `sharp.models.normalized_attention.normalized_attention`.
+# Sharp's own ops, `sharp.plugins.op.torch_attention.attention` and
+# `sharp.models.normalized_attention.normalized_attention`, are found by name and need no pattern.
 OPS = ("sharp.attention", "sharp.normalized_attention")
 
 
 def find_attention(program: Program, roles: Roles) -> list[AttentionCall]:
-    """Every attention of the program, in order.
+    """Return every attention of the program, in the order of the graph; the list may be empty.
 
     Raises:
-        InputError: one is of a form that cannot be brought to the op's.
+        InputError: an attention has a form that Sharp's op cannot compute.
     """
-    given = given_at(program, roles, 2, SIZES[0], padded=False)
+    sizes = [given_at(program, roles, 2, length, padded=False) for length in LENGTHS]
     found: list[AttentionCall] = []
     for node in program.graph.nodes:
         if node.op != "call_function":
@@ -49,7 +49,7 @@ def find_attention(program: Program, roles: Roles) -> list[AttentionCall]:
             found.append(_by_name(node))
         elif name_of(node) == FLEXIBLE:
             found.append(_flexible(node))
-        elif name_of(node) in PRODUCTS and (call := written_out(program, node, given)) is not None:
+        elif name_of(node) in PRODUCTS and (call := written_out(program, node, sizes)) is not None:
             found.append(call)
     return found
 
@@ -59,9 +59,13 @@ def _full_name(node: Node) -> str:
 
 
 def _first_output(node: Node) -> Node:
-    """The node itself, or the first of a call with several outputs."""
+    """Return the node itself, or the getitem of its first output if the node has several outputs.
+
+    Raises:
+        InputError: the node has several outputs, and no node or more than one reads the first.
+    """
     first = [user for user in node.users if name_of(user) == "getitem" and user.args[1] == 0]
-    returns = node.target._schema.returns  # type: ignore[union-attr]  # of an operator of torch
+    returns = node.target._schema.returns  # type: ignore[union-attr]  # the target is an operator of torch
     if len(returns) == 1:
         return node
     if len(first) != 1:
@@ -118,5 +122,5 @@ def _flexible(node: Node) -> AttentionCall:
     if others:
         raise InputError(f"attention at {where(node)} returns the logarithms of its sums too, which Sharp's op has not")
     result = next(user for user in node.users if name_of(user) == "getitem" and user.args[1] == 0)
-    query, key, value = (Operand(one) for one in node.args[:3] if isinstance(one, Node))
+    query, key, value = (Operand(operand) for operand in node.args[:3] if isinstance(operand, Node))
     return AttentionCall(result, query, key, value, arguments=arguments)

@@ -1,11 +1,11 @@
-"""A program that is a decoder: its tokens may be those of one step of many sequences, each at its position."""
+"""A program that is a decoder. Its input may be the tokens of one step of many sequences, each at its own position."""
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.programs.layers import Attention
+from sharp.core.manifest import PositionScheme
+from sharp.exporter.programs.layers import AttentionLayers
 from sharp.exporter.programs.nodes import arguments_of, name_of
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.positions import PositionTable, after, find_tables
@@ -13,27 +13,26 @@ from sharp.exporter.programs.program import Program, Replacement, Values
 from sharp.exporter.programs.sizes import Roles, shape_of
 from sharp.exporter.programs.token_mixing import check_tokenwise, pass_through
 from sharp.exporter.programs.written_out import PRODUCTS
+from sharp.exporter.sources.decoder import Decoder
 from sharp.models.attention import AttentionFunction
 from sharp.models.config import SharpConfig
-from sharp.plugins.manifest import PositionScheme
 
 LAST_LINEAR = ("linear", "addmm", "mm", *PRODUCTS)
 
 
 class ProgramDecoder(Decoder):
-    """A program of token ids [batch, tokens] and causal self-attention, seen as every decoder is.
+    """A program of token ids [batch, tokens] and causal self-attention, with the interface of `Decoder`.
 
-    `own` says that the program itself has the norm of `config`. `tables` are what it reads by position.
-
-    Raises:
-        InputError: something but attention mixes tokens, or depends on the length of the sequence.
+    `own` says that the program itself has the norm of `config`. `output` is the node of the logits. `tables` are the
+    values that the program reads by position, from `find_positions`. Make a decoder only of a program for which
+    `not_a_decoder` returns None.
     """
 
     def __init__(
         self,
         program: Program,
         roles: Roles,
-        attention: Attention,
+        attention: AttentionLayers,
         output: Node,
         config: SharpConfig,
         parameters: NormParameters,
@@ -56,9 +55,10 @@ class ProgramDecoder(Decoder):
             self.positions = "alibi"
         self.tables = tables
         kept: list[Tensor] = []
-        for number, table in enumerate(tables):  # every layer may read the very same
+        for number, table in enumerate(tables):  # every layer may read an equal table, which is kept once
             same = next(
-                (one for one in kept if one.shape == table.values.shape and torch.equal(one, table.values)), None
+                (values for values in kept if values.shape == table.values.shape and torch.equal(values, table.values)),
+                None,
             )
             if same is None:
                 kept.append(table.values)
@@ -66,7 +66,11 @@ class ProgramDecoder(Decoder):
         self.last, self.tail = split(program, output, token_input(program))
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """See `Decoder`."""
+        """Return the hidden states before the last linear layer, computed with `attention` and the chosen norm.
+
+        `input_ids` and `positions` are int64 [batch, tokens], and all sequences must have the positions of the first.
+        If the program does not end in a linear layer, the result is its logits.
+        """
         given = self.all_inputs(input_ids, positions)
         around = self.parameters_of_norm.around(attention, positions)
         replaced = {
@@ -77,7 +81,11 @@ class ProgramDecoder(Decoder):
         return hidden
 
     def all_inputs(self, input_ids: Tensor, positions: Tensor) -> dict[Node, Tensor]:
-        """The program's inputs: positions are those of the request, and nothing is padding."""
+        """Return the program's inputs for these tokens: `positions` where it takes positions, masks without padding.
+
+        `input_ids` and `positions` are [batch, tokens]. An input of positions without a batch gets those of the first
+        sequence.
+        """
         found: dict[Node, Tensor] = {token_input(self.program): input_ids}
         for port in self.program.inputs:
             if port.holds_positions:
@@ -101,7 +109,10 @@ class ProgramDecoder(Decoder):
         return {table.node: reading(number, table) for number, table in enumerate(self.tables)}
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Compute logits [..., vocab] from what `hidden_states` returns, by the nodes of the program that follow.
+
+        `hidden` is [batch, tokens, hidden] or [tokens, hidden].
+        """
         if self.last is self.result:
             return hidden
         rows = hidden if hidden.dim() == 3 else hidden[None]
@@ -111,7 +122,10 @@ class ProgramDecoder(Decoder):
         return logits if hidden.dim() == 3 else logits[0]
 
     def own_logits(self, input_ids: Tensor) -> Tensor | None:
-        """By the program's own attention; None where it returns the last token's logits only."""
+        """Return the logits [batch, tokens, vocab] by the program's own attention, for positions from 0.
+
+        None if the program has another norm than `config`, or returns the logits of the last token only.
+        """
         if not self.own or self.tail is not self.last:
             return None
         positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
@@ -121,12 +135,12 @@ class ProgramDecoder(Decoder):
 
 
 def token_input(program: Program) -> Node:
-    """The input of token ids."""
+    """Return the first input of integers that holds no positions: the token ids. The program must have one."""
     return next(port.node for port in program.inputs if not port.holds_positions and not port.dtype.is_floating_point)
 
 
-def not_a_decoder(program: Program, roles: Roles, attention: Attention, output: Node) -> str | None:
-    """Why a program cannot have a cache, in one sentence; None where it may."""
+def not_a_decoder(program: Program, roles: Roles, attention: AttentionLayers, output: Node) -> str | None:
+    """Return one sentence that says why a program cannot have a cache; None if it can."""
     tokens = [port for port in program.inputs if port.name in roles.vocabularies and not port.holds_positions]
     others = [
         port.name
@@ -159,12 +173,19 @@ def not_a_decoder(program: Program, roles: Roles, attention: Attention, output: 
 
 
 def find_positions(
-    program: Program, roles: Roles, attention: Attention, output: Node, longest: int
+    program: Program, roles: Roles, attention: AttentionLayers, output: Node, longest: int
 ) -> tuple[list[PositionTable], int]:
-    """The tables that the decoder reads by position, and the longest sequence that they are for.
+    """Return the tables that the decoder reads by position, and the longest sequence that they are for.
+
+    Args:
+        program: the program.
+        roles: the roles of its inputs, with the masks.
+        attention: its attention.
+        output: the node of the logits.
+        longest: the number of tokens up to which tables are of use, the upper limit of the result.
 
     Raises:
-        InputError: see `find_tables` and `check_tokenwise`; the latter is a `check` of all that depends on tokens.
+        InputError: a value depends on the length of the sequence, or something but attention mixes tokens.
     """
     source = token_input(program)
     last, tail = split(program, output, source)
@@ -184,7 +205,7 @@ def find_positions(
     of_tokens = after(program, source)
     tables, longest = find_tables(program, given_at, needed, of_tokens, replaced, longest)
 
-    checked = [output if tail is last else last]  # what follows the last token's state has no row for the others
+    checked = [output if tail is last else last]  # the logits of the last token alone have no rows for the other tokens
 
     def run(tokens: Tensor) -> Values:
         given = {**given_at(1, tokens.shape[1]), source: tokens}
@@ -197,16 +218,20 @@ def find_positions(
 
 
 def split(program: Program, output: Node, source: Node) -> tuple[Node, Node]:
-    """The node of the hidden states, and the one that the logits of some rows of them are computed from.
+    """Return the node of the hidden states, and the node that the logits of some of their rows are computed from.
 
-    They differ where the program takes the last token's hidden state only. Both are the output where no product is at
-    the end, or where its input is no [batch, tokens, size].
+    The two nodes differ if the program computes logits of the last token only. Both are `output` if the program does
+    not end in a matrix product, or if the input of that product is not of shape [batch, tokens, size].
     """
     of_tokens = after(program, source)
     ids = source.meta["val"].shape
     node, passed = output, False
     while True:
-        before = [one for one in node.all_input_nodes if one in of_tokens and isinstance(one.meta.get("val"), Tensor)]
+        before = [
+            operand
+            for operand in node.all_input_nodes
+            if operand in of_tokens and isinstance(operand.meta.get("val"), Tensor)
+        ]
         if len(before) != 1 or node is source:
             return output, output
         passed = passed or name_of(node) in LAST_LINEAR
@@ -224,4 +249,4 @@ def _takes_last(node: Node) -> bool:
     if name_of(node) == "slice":
         arguments = arguments_of(node)
         return (arguments["dim"], arguments["start"]) == (1, -1)
-    return name_of(node) == "index" and len(node.args[1]) == 2 and node.args[1][0] is None  # type: ignore[arg-type, index]  # a list
+    return name_of(node) == "index" and len(node.args[1]) == 2 and node.args[1][0] is None  # type: ignore[arg-type, index]  # of a list

@@ -1,4 +1,4 @@
-"""One graph of a program: those that it runs as subgraphs in the place of their calls."""
+"""A program as one flat graph, with its subgraphs in the place of their calls."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.nodes import name_of, where
-from sharp.plugins.errors import InputError
 
-SUBGRAPH_CALLS = {  # operators that run a graph of their own in a mode that means nothing here, and where it stands
+SUBGRAPH_CALLS = {  # operators that run a subgraph in some mode -> index of the subgraph's argument
     "wrap_with_set_grad_enabled": 1,
     "wrap_with_autocast": 4,
 }
@@ -21,10 +21,10 @@ MOST_WRITES = 500
 
 
 def writes(exported: ExportedProgram) -> list[Node]:
-    """The calls of operators that change their arguments.
+    """Return the calls of operators that change their arguments.
 
     Raises:
-        InputError: there are more than `MOST_WRITES`.
+        InputError: there are more than `MOST_WRITES` of these calls.
     """
     graphs = [module.graph for module in exported.graph_module.modules() if isinstance(module, GraphModule)]
     nodes = (node for graph in graphs for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload))
@@ -38,14 +38,15 @@ def writes(exported: ExportedProgram) -> list[Node]:
 
 
 def calls_flexible(exported: ExportedProgram) -> bool:
-    """It calls flex_attention, whose block masks are made by operators that run in no interpreter."""
+    """Whether the program calls flex_attention, whose block masks are made by operators that run in no interpreter."""
     return any(name_of(node) == FLEXIBLE for node in exported.graph.nodes)
 
 
 def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
-    """The program's graph and the attributes that it reads.
+    """Return a copy of the program's graph, and the attributes that it reads, by the targets of its get_attr nodes.
 
-    In it the graphs of `SUBGRAPH_CALLS` stand in place of their calls, and every product stands by itself.
+    In the graph, the subgraphs that run in some mode (`SUBGRAPH_CALLS`) replace their calls, and baddbmm is a product
+    and a sum. The program itself does not change.
     """
     module, graph = exported.graph_module, Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -55,13 +56,13 @@ def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
             at = SUBGRAPH_CALLS[name_of(node)]
             name = str(node.args[at].target)
             body = attributes[name]
-            placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
+            placeholders = [inner_node for inner_node in body.graph.nodes if inner_node.op == "placeholder"]
             inner: dict[Node, Node] = dict(zip(placeholders, node.args[at + 1 :], strict=True))
             with graph.inserting_before(node):
                 returned = graph.graph_copy(body.graph, inner)
-            for one in body.graph.nodes:
-                if one.op == "get_attr":
-                    inner[one].target = f"{name}.{number}.{one.target}"
+            for inner_node in body.graph.nodes:
+                if inner_node.op == "get_attr":
+                    inner[inner_node].target = f"{name}.{number}.{inner_node.target}"
             found = _attributes(body, body.graph)
             attributes |= {f"{name}.{number}.{target}": value for target, value in found.items()}
             if not isinstance(returned, list | tuple):
@@ -71,13 +72,13 @@ def flattened(exported: ExportedProgram) -> tuple[Graph, dict[str, Any]]:
                     user.replace_all_uses_with(returned[user.args[1]])
                     graph.erase_node(user)
             graph.erase_node(node)
-    for node in [one for one in graph.nodes if name_of(one) == "baddbmm"]:
+    for node in [product for product in graph.nodes if name_of(product) == "baddbmm"]:
         _take_apart(graph, node)
     return graph, attributes
 
 
 def _take_apart(graph: Graph, node: Node) -> None:
-    """Write baddbmm as a product and a sum: torch.nn.MultiheadAttention adds its mask that way."""
+    """Write baddbmm as a product and a sum in `graph`, as torch.nn.MultiheadAttention adds its mask by baddbmm."""
     added, first, second = node.args
     beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
 
@@ -92,13 +93,13 @@ def _take_apart(graph: Graph, node: Node) -> None:
             product = call(torch.ops.aten.mul.Tensor, product, alpha)
         if beta != 1:
             added = call(torch.ops.aten.mul.Tensor, added, beta)
-            added.meta["val"] = node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
+            added.meta["val"] = node.args[0].meta["val"]  # type: ignore[union-attr]  # the argument is a node
         node.replace_all_uses_with(call(torch.ops.aten.add.Tensor, product, added))
     graph.erase_node(node)
 
 
 def _attributes(module: nn.Module, graph: Graph) -> dict[str, Any]:
-    """What the nodes of `graph` read of `module`."""
+    """Return the attributes of `module` that the nodes of `graph` read, by their targets."""
     found: dict[str, Any] = {}
     for node in graph.nodes:
         if node.op == "get_attr":

@@ -1,4 +1,4 @@
-"""The attention of a whole program: what every call needs of the op, and how its place in the graph is taken."""
+"""The attention of a whole program: the options that each call needs, and the functions that replace the calls."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.attention import find_attention
 from sharp.exporter.programs.attention_call import AttentionCall, Operand, rank, same
 from sharp.exporter.programs.masks import Logits, examine, find_masks
@@ -15,10 +16,10 @@ from sharp.exporter.programs.nodes import name_of, where
 from sharp.exporter.programs.norm_parameters import ProgramAttention
 from sharp.exporter.programs.program import Program, Replacement
 from sharp.exporter.programs.sizes import Roles, random_inputs
+from sharp.exporter.programs.unrecognised import unrecognised_attention
 from sharp.exporter.programs.written_out import LINEAR, PRODUCTS, SHAPING
 from sharp.models.attention import LayerOptions
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import split_head_params
+from sharp.plugins.op.torch_normalizers import split_head_params
 
 PROBED = (2, 7)  # batch and tokens
 
@@ -27,9 +28,10 @@ PROBED = (2, 7)  # batch and tokens
 class Layer:
     """One attention of the program, in the order of the graph.
 
-    `group` query heads of the graph read keys that are the same; where the graph has them repeated, `repeated` says so
-    and every `group`-th is kept. `own` says that queries and keys are of the same tokens, as many as `length`. `hidden`
-    is what the query is projected from, None where that is not one thing.
+    If the graph repeats each KV head for grouped queries, `repeated` is the number of copies, of which one is kept;
+    otherwise `repeated` is 1. `own` says that queries and keys belong to the same tokens, which are all tokens of the
+    sequence. `folded` says that the batch of the attention is not that of the inputs. `hidden` is the tensor that the
+    query is projected from, or None if there is not exactly one.
     """
 
     call: AttentionCall
@@ -44,27 +46,27 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """All attention of a program."""
+class AttentionLayers:
+    """All attention of a program, at least one layer, as `find_layers` returns it."""
 
     layers: tuple[Layer, ...]
 
     @property
     def first(self) -> Layer:
-        """What all have in common is the first's."""
+        """The first layer, whose heads and norm stand for those of all layers."""
         return self.layers[0]
 
     @property
     def causal(self) -> bool:
-        """Every layer is causal self-attention."""
-        return all(one.logits.causal and one.own for one in self.layers)
+        """Whether every layer is causal self-attention."""
+        return all(layer.logits.causal and layer.own for layer in self.layers)
 
     @property
     def hidden_size(self) -> int:
-        """The size of what queries are projected from.
+        """The size of the tensor that queries are projected from.
 
         Raises:
-            InputError: in some layer that is not one tensor [batch, tokens, size].
+            InputError: the query of some layer is not projected from one tensor [batch, tokens, size].
         """
         for layer in self.layers:
             if layer.hidden is None:
@@ -75,13 +77,13 @@ class Attention:
         assert self.first.hidden is not None
         return int(self.first.hidden.node.meta["val"].shape[-1])
 
-    def within(self, longest: int) -> "Attention":
-        """The same for sequences of at most `longest` tokens, which a window of that many is none for."""
+    def within(self, longest: int) -> "AttentionLayers":
+        """Return this attention for sequences of at most `longest` tokens, without windows that hide nothing there."""
         found = (
-            replace(one, logits=replace(one.logits, window=-1)) if one.logits.window >= longest else one
-            for one in self.layers
+            replace(layer, logits=replace(layer.logits, window=-1)) if layer.logits.window >= longest else layer
+            for layer in self.layers
         )
-        return Attention(tuple(found))
+        return AttentionLayers(tuple(found))
 
     def replacements(
         self,
@@ -90,9 +92,14 @@ class Attention:
         *,
         hidden: bool = False,
     ) -> dict[Node, Replacement]:
-        """What `attention` computes in the place of every call; `lengths` are the keys of each sequence that count.
+        """Return replacements of all calls, which compute `attention` in their place.
 
-        With `hidden` it is given what the query is projected from.
+        Args:
+            attention: the attention to compute; it gets the number of the layer first.
+            lengths: gets a layer when it is computed, and returns the number of keys of each sequence that are no
+                padding [batch]; None for all.
+            hidden: pass the tensor that the query is projected from to `attention`. Each layer must have one, which
+                `hidden_size` checks.
         """
         return {
             layer.call.result: self._replacement(number, layer, attention, lengths, hidden=hidden)
@@ -110,7 +117,7 @@ class Attention:
     ) -> Replacement:
         call, logits = layer.call, layer.logits
         named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes", "sinks")] if call.by_name else []
-        extra = [one for one in named if isinstance(one, Node)]
+        extra = [parameter for parameter in named if isinstance(parameter, Node)]
         if hidden:
             assert layer.hidden is not None
             extra.append(layer.hidden.node)
@@ -120,20 +127,24 @@ class Attention:
             head_params = call.norm.head_params
             slopes, sinks = logits.slopes, None
             if named:
-                head_params, slopes, sinks = (given[one] if isinstance(one, Node) else None for one in named)
+                head_params, slopes, sinks = (
+                    given[parameter] if isinstance(parameter, Node) else None for parameter in named
+                )
                 head_params, column = split_head_params(call.norm.normalizer, head_params)
-                sinks = column if sinks is None else sinks  # normalized_attention has them apart
+                sinks = column if sinks is None else sinks  # normalized_attention takes sinks apart from head_params
             heads = [
-                one.arrange(tensor)
-                for one, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
+                operand.arrange(tensor)
+                for operand, tensor in zip((call.query, call.key, call.value), (query, key, value), strict=True)
             ]
-            heads = [one.to(heads[2].dtype) for one in heads]  # angles of RoPE are float32 where weights are not
+            heads = [
+                tensor.to(heads[2].dtype) for tensor in heads
+            ]  # RoPE in float32 leaves queries and keys wider than values
             scale = logits.scale
             if isinstance(scale, Tensor):
                 heads[0] = heads[0] * scale.to(heads[0].dtype)[:, None, None]
                 scale = 1.0
             if layer.repeated > 1:
-                heads[1:] = [one[:, :: layer.repeated] for one in heads[1:]]
+                heads[1:] = [tensor[:, :: layer.repeated] for tensor in heads[1:]]
             options = LayerOptions(
                 scale=scale,
                 softcap=logits.softcap,
@@ -142,7 +153,7 @@ class Attention:
                 total_lens=lengths(layer),
                 sinks=sinks,
             )
-            queries, keys, values = (one.transpose(1, 2) for one in heads)
+            queries, keys, values = (tensor.transpose(1, 2) for tensor in heads)
             more = {"hidden": layer.hidden.arrange(rest[-1])} if hidden and layer.hidden is not None else {}
             output = attention(number, queries, keys, values, head_params, slopes, options, **more)
             return call.restore(output.transpose(1, 2))
@@ -150,14 +161,18 @@ class Attention:
         return Replacement((call.query.node, call.key.node, call.value.node, *extra), compute)
 
 
-def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, Attention]:
-    """The program's attention, and the roles with the masks among its inputs.
+def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, AttentionLayers]:
+    """Return the roles with the masks among the program's inputs added, and the program's attention.
+
+    Masks are evaluated at sequences of up to `longest` tokens.
 
     Raises:
-        InputError: there is none, or one of it is not what Sharp's op computes, or they differ in their heads.
+        InputError: there is no attention, or Sharp's op cannot compute it, or layers differ in their heads.
     """
     calls = find_attention(program, roles)
     if not calls:
+        if reason := unrecognised_attention(program, roles, calls):
+            raise InputError(reason)
         raise InputError(
             "no attention was found in its graph: neither scaled_dot_product_attention, nor flex_attention, nor a "
             f"product, a norm that Sharp knows and a product{_first_product(program)}; call "
@@ -167,32 +182,32 @@ def find_layers(program: Program, roles: Roles, longest: int) -> tuple[Roles, At
     batch, tokens = PROBED
     inputs = random_inputs(program, roles, batch, tokens, torch.Generator().manual_seed(0))
     given = {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
-    operands = [one for call in calls for one in (call.query, call.key, call.value)]
-    values = program.evaluate(given, [one.node for one in operands])
+    operands = [operand for call in calls for operand in (call.query, call.key, call.value)]
+    values = program.evaluate(given, [operand.node for operand in operands])
     layers: list[Layer] = []
     for call in calls:
-        query, key, value = (one.arrange(values[one.node]) for one in (call.query, call.key, call.value))
+        query, key, value = (operand.arrange(values[operand.node]) for operand in (call.query, call.key, call.value))
         logits = examine(program, roles, call, longest)
         layers.append(_layer(call, logits, query, key, value, given, roles, program))
     _check_alike(layers)
-    return roles, Attention(tuple(layers))
+    return roles, AttentionLayers(tuple(layers))
 
 
 def _first_product(program: Program) -> str:
-    """Where two tensors meet in the graph, one of which may be keys."""
+    """Name the first product of two tensors in the graph, one of which may be keys, for a message."""
     of_data = (
         node
         for node in program.graph.nodes
         if name_of(node) in PRODUCTS
         and {*node.all_input_nodes} <= program.data
-        and len({one for one in node.all_input_nodes if isinstance(one.meta.get("val"), Tensor)}) > 1
+        and len({operand for operand in node.all_input_nodes if isinstance(operand.meta.get("val"), Tensor)}) > 1
     )
     found = next(of_data, None)
     return "" if found is None else f" (its first product of two tensors is at {where(found)})"
 
 
 def _check_alike(layers: list[Layer]) -> None:
-    shapes = [(one.q_heads, one.kv_heads, one.head_dim) for one in layers]
+    shapes = [(layer.q_heads, layer.kv_heads, layer.head_dim) for layer in layers]
     for layer, shape in zip(layers, shapes, strict=True):
         if shape != shapes[0]:
             here, first = (f"{q} query and {kv} KV heads of {size}" for q, kv, size in (shape, shapes[0]))
@@ -216,7 +231,8 @@ def _layer(
         raise InputError(f"the query, key and value of attention at {call.where} do not go together")
     if value.shape[-1] != key.shape[-1]:
         raise InputError(
-            f"values and keys of attention at {call.where} differ in size, which the exporter does not support yet"
+            f"values and keys of attention at {call.where} differ in size, which the exporter does not support; "
+            "make them the same size"
         )
     if query.shape[1] % key.shape[1] or query.shape[0] != key.shape[0]:
         raise InputError(f"attention at {call.where} has {query.shape[1]} query heads for {key.shape[1]} KV heads")
@@ -233,7 +249,10 @@ def _layer(
 
 
 def _projected_from(program: Program, query: Operand) -> Operand | None:
-    """The one tensor [batch, tokens, size] that products with weights make the query of; or [tokens, batch, size]."""
+    """Return the one tensor that the query is projected from, as [batch, tokens, size]; None if there is not one.
+
+    In the graph the tensor may also be [tokens, batch, size].
+    """
     found: set[Node] = set()
     waiting, seen = [query.node], set()
     while waiting:
@@ -241,7 +260,7 @@ def _projected_from(program: Program, query: Operand) -> Operand | None:
         if node in seen or node not in program.data:
             continue
         seen.add(node)
-        operands = [one for one in node.all_input_nodes if one in program.data]
+        operands = [operand for operand in node.all_input_nodes if operand in program.data]
         if name_of(node) in (*LINEAR, *PRODUCTS) and len(operands) == 1:
             found.add(_unfolded(operands[0]))
         else:
@@ -254,19 +273,19 @@ def _projected_from(program: Program, query: Operand) -> Operand | None:
 
 
 def _batch_first(tensor: Tensor) -> Tensor:
-    """[tokens, batch, size] -> [batch, tokens, size], as in torch.nn.MultiheadAttention."""
+    """Transpose [tokens, batch, size], the layout of torch.nn.MultiheadAttention, to [batch, tokens, size]."""
     return tensor.transpose(0, 1)
 
 
 def _unfolded(node: Node) -> Node:
-    """Where [batch * tokens, size] was [batch, tokens, size]."""
+    """Return the node [batch, tokens, size] that `node` [batch * tokens, size] is a view of."""
     while rank(node) == 2 and name_of(node) in SHAPING and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
 
 
 def _repeated(heads: Tensor) -> int:
-    """How many heads in a row [batch, heads, tokens, dim] are the same: grouped queries, repeated for a product."""
+    """Return how many successive heads of [batch, heads, tokens, dim] are equal, as KV heads repeated for a group."""
     count = heads.shape[1]
     for group in range(count, 1, -1):
         if count % group == 0:

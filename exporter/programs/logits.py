@@ -1,4 +1,4 @@
-"""What a graph does between the products of attention: f(z), for any z."""
+"""The function f that a graph applies to the products z of queries with keys, evaluated at any z."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,18 +7,22 @@ from torch import Tensor
 from torch.fx import Node
 
 from sharp.exporter.programs.attention_call import AttentionCall
+from sharp.exporter.programs.grid import Shape
 from sharp.exporter.programs.nodes import ancestors
 from sharp.exporter.programs.program import Program, ProgramInput
 from sharp.exporter.programs.sizes import Roles, random_inputs
 
-MASKED = -5e3  # a logit below is no weight; masks are -10000, -1e9, the least float, or -inf
+MASKED = -5e3  # a logit below gives no weight; masks are -10000, -1e9, the least float, or -inf
 
 
 def between(call: AttentionCall) -> set[Node]:
-    """What logits are made of besides the products."""
-    if call.product is not None:
-        assert call.logits is not None
-        return ancestors(call.logits, through_sizes=False, until=frozenset({call.product})) - {call.product}
+    """Return the nodes that the weights are computed from, without the product of queries with keys.
+
+    For attention that is called by name, these are the nodes of its mask, or of the buffers of flex_attention.
+    """
+    if call.written_out is not None:
+        product = call.written_out.product.node
+        return ancestors(call.written_out.weights.node, through_sizes=False, until=frozenset({product})) - {product}
     arguments = call.arguments
     sources = (*arguments["score_buffers"], *arguments["mask_buffers"]) if call.flexible else (arguments["attn_mask"],)
     found: set[Node] = set()
@@ -29,73 +33,114 @@ def between(call: AttentionCall) -> set[Node]:
 
 
 def mask_inputs(program: Program, call: AttentionCall) -> tuple[ProgramInput, ...]:
-    """The inputs that the mask and the bias of an attention are made of."""
+    """Return the inputs that the mask and the bias of an attention are computed from, without positions."""
     found = between(call)
     return tuple(port for port in program.inputs if port.node in found and not port.holds_positions)
 
 
 def given_at(program: Program, roles: Roles, batch: int, length: int, *, padded: bool) -> dict[Node, Tensor]:
-    """Random inputs of a size, always the same."""
+    """Return random inputs by node, for a batch and a length; they are the same in every call.
+
+    With `padded`, masks hide the last keys of sequences other than the first; otherwise they hide none.
+    """
     made = random_inputs(program, roles, batch, length, torch.Generator().manual_seed(length), padded=padded)
     return {port.node: tensor for port, tensor in zip(program.inputs, made, strict=True)}
 
 
 def logits_of(program: Program, call: AttentionCall, given: Mapping[Node, Tensor], products: Tensor | float) -> Tensor:
-    """f(products) [batch, heads, queries, keys]; a number stands for products that all are that number."""
+    """Return the logits f(products), float64 [batch, heads, queries, keys].
+
+    Args:
+        program: the program.
+        call: the attention.
+        given: the program's inputs by node.
+        products: the products of queries with keys, before any scale, [batch, heads, queries, keys]; or a number that
+            all products equal.
+    """
     shape = shape_of_logits(program, call, given)
     z = products if isinstance(products, Tensor) else torch.full(shape, products, dtype=torch.float64)
-    if call.product is None:
+    parts = call.written_out
+    if parts is None:
         return _flexible_logits(program, call, given, z) if call.flexible else _fused_logits(program, call, given, z)
-    assert call.logits is not None
-    folded = fold(z, call.product)
+    value = value_of(program, {**given, parts.product.node: parts.product.fold(z)}, parts.logits.node)
+    logits: Tensor = parts.logits.unfold(value, shape).double()
+    factor = parts.factor[:, None, None] if isinstance(parts.factor, Tensor) else parts.factor
+    return torch.where(logits > MASKED, logits * factor, logits)
+
+
+def value_of(program: Program, given: Mapping[Node, Tensor], node: Node) -> Tensor:
+    """Evaluate a node in float64; if that raises a RuntimeError, as operators without float64 do, then in float32.
+
+    `given` has values of inputs and of other nodes. The result is float32 if the second attempt made it; integers and
+    truth values stay such. An error of the second attempt is raised.
+    """
     try:
-        value: Tensor = program.evaluate({**given, call.product: folded}, [call.logits])[call.logits]
-    except RuntimeError:  # it meets weights there, which are of float32
-        value = program.evaluate({**given, call.product: folded.float()}, [call.logits])[call.logits]
-    logits: Tensor = unfold(value, shape).double()
-    return logits
+        wide = with_stand_ins(program, given, node, torch.float64)
+        value: Tensor = program.evaluate(wide, [node], wide=True)[node]
+    except RuntimeError:
+        value = narrow_value_of(program, given, node)
+    return value
 
 
-def shape_of_logits(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> tuple[int, int, int, int]:
-    """[batch, heads, queries, keys] of an attention; found on a device without memory, as only sizes matter."""
-    query, key = _shapes(program, call, given)
+def narrow_value_of(program: Program, given: Mapping[Node, Tensor], node: Node) -> Tensor:
+    """Evaluate a node in float32; values in `given` that are float64 are cast."""
+    given = {known: value.float() if value.dtype == torch.float64 else value for known, value in given.items()}
+    value: Tensor = program.evaluate(with_stand_ins(program, given, node, torch.float32), [node])[node]
+    return value
+
+
+def with_stand_ins(
+    program: Program, given: Mapping[Node, Tensor], target: Node, dtype: torch.dtype
+) -> dict[Node, Tensor]:
+    """Return `given` and uninitialised tensors for the nodes of which `target` needs only the size or the type.
+
+    A tensor of floating-point numbers has the type `dtype`.
+
+    `x.type_as(query)` must not compute the query, whose table of positions may end before a mask is of interest.
+    """
+    found = dict(given)
+    read = ancestors(target, through_sizes=False, until=frozenset(given))
+    for node in read - {*given}:
+        for source in node.all_input_nodes:
+            value = source.meta.get("val")
+            if source not in read and source not in found and isinstance(value, Tensor):
+                kind = dtype if value.is_floating_point() else value.dtype
+                found[source] = torch.empty(program.shape_at(source, given), dtype=kind)
+    return found
+
+
+def shape_of_logits(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> Shape:
+    """Return the shape [batch, heads, queries, keys] of the logits of an attention."""
+    query, key, _ = operand_shapes(program, call, given)
     return query[0], query[1], query[2], key[2]
 
 
-def _shapes(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> tuple[torch.Size, torch.Size]:
-    query, key = (
-        operand.arrange(torch.empty(program.shape_at(operand.node, given), device="meta"))
-        for operand in (call.query, call.key)
+def operand_shapes(
+    program: Program, call: AttentionCall, given: Mapping[Node, Tensor]
+) -> tuple[torch.Size, torch.Size, torch.Size]:
+    """Return the shapes of query, key and value [batch, heads, tokens, dim], computed on the device "meta"."""
+    query, key, value = (
+        operand.arrange(torch.empty(program.shape_at(operand.node, given), device="meta")).shape
+        for operand in (call.query, call.key, call.value)
     )
-    return query.shape, key.shape
-
-
-def fold(z: Tensor, product: Node) -> Tensor:
-    """[batch, heads, queries, keys] in the shape of the product's node."""
-    rank = product.meta["val"].dim()
-    if rank == 5:
-        grouped: Tensor = z.unflatten(1, (int(product.meta["val"].shape[1]), -1))
-        return grouped
-    if rank == 3:
-        return z.squeeze(1) if z.shape[1] == 1 else z.flatten(0, 1)
-    return z
-
-
-def unfold(value: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """The way back."""
-    return value.expand(shape) if value.dim() == 4 else value.reshape(shape)
+    return query, key, value
 
 
 def _scale(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> float:
     scale = call.arguments.get("scale")
-    return float(_shapes(program, call, given)[0][3] ** -0.5 if scale is None else scale)
+    return float(operand_shapes(program, call, given)[0][3] ** -0.5 if scale is None else scale)
 
 
 def _flexible_logits(program: Program, call: AttentionCall, given: Mapping[Node, Tensor], z: Tensor) -> Tensor:
-    """Of flex_attention: its two functions of single logits, over all of them."""
+    """Return flex_attention's logits, float64: `score_mod` of the scaled products, -inf where `mask_mod` is false.
+
+    `z` are the products of queries with keys [batch, heads, queries, keys], before any scale; `given` has the program's
+    inputs by node.
+    """
     arguments = call.arguments
     buffers = [
-        [program.evaluate(given, [one])[one] for one in arguments[name]] for name in ("score_buffers", "mask_buffers")
+        [program.evaluate(given, [buffer])[buffer] for buffer in arguments[name]]
+        for name in ("score_buffers", "mask_buffers")
     ]
     score, mask = (
         _over_all(program.attributes[str(arguments[name].target)], first, len(values))
@@ -108,9 +153,12 @@ def _flexible_logits(program: Program, call: AttentionCall, given: Mapping[Node,
 
 
 def _over_all(function: Callable[..., Tensor], first: tuple[int, ...], buffers: int) -> Callable[..., Tensor]:
-    """A function of a logit (`first`) and its four indices, or of them alone, over [batch, heads, queries, keys]."""
+    """Map a function of four indices and `buffers` tensors over [batch, heads, queries, keys].
+
+    If `first` is (0,), the function takes a logit before the indices; otherwise `first` is ().
+    """
     for axis in (3, 2, 1, 0):
-        indices = tuple(0 if one == axis else None for one in range(4))
+        indices = tuple(0 if other == axis else None for other in range(4))
         function = torch.vmap(function, in_dims=(*first, *indices, *(None,) * buffers))
     return function
 
@@ -133,7 +181,7 @@ def _fused_logits(program: Program, call: AttentionCall, given: Mapping[Node, Te
     mask = arguments["attn_mask"]
     if mask is not None:
         value: Tensor = program.evaluate(given, [mask])[mask]
-        if value.dim() == 3:  # of a call without heads
+        if value.dim() == 3:  # the mask of a call without heads
             value = value.unsqueeze(1)
         logits = logits.masked_fill(~value, -torch.inf) if value.dtype == torch.bool else logits + value.double()
     return logits

@@ -11,7 +11,7 @@ TURNING = ("t", "transpose", "permute", "mT", "numpy_T", "view", "reshape", "det
 
 
 def product_shapes(program: Program) -> dict[int, tuple[int, int]]:
-    """(inputs, outputs) of every parameter that is a factor of products, by its `id`."""
+    """Return (inputs, outputs) of every parameter that is a matrix in a product, by the parameter's `id` in Python."""
     found: dict[int, tuple[int, int]] = {}
     for node in program.graph.nodes:
         if name_of(node) not in (*LINEAR, *PRODUCTS):

@@ -1,4 +1,4 @@
-"""A program over whole sequences: any module, with its attention replaced (`--cache none`)."""
+"""Programs over whole sequences: any module, with its attention replaced (`--cache none`)."""
 
 from typing import Literal
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.exporter.programs.layers import Attention, Layer
+from sharp.core.errors import InputError
+from sharp.core.manifest import ModelKind, Port, PositionScheme
+from sharp.exporter.programs.layers import AttentionLayers, Layer
 from sharp.exporter.programs.norm_parameters import NormParameters
 from sharp.exporter.programs.program import Program
 from sharp.exporter.programs.sizes import Roles, random_inputs
+from sharp.exporter.sources.uncached_model import UncachedModel
 from sharp.models.attention import AttentionFunction, EagerAttention
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import ModelKind, Port, PositionScheme
 
 Dtype = Literal["float32", "int64", "int32", "bool"]
 DTYPES: dict[torch.dtype, Dtype] = {
@@ -28,7 +28,10 @@ DTYPES: dict[torch.dtype, Dtype] = {
 class ProgramModel(UncachedModel):
     """A program, the node of its output, and the norm that its attention is to have.
 
-    `own` says that the program itself has that norm, so that its own attention can be compared with.
+    `own` says that the program itself has that norm, so its own output can be compared with this model's.
+
+    Raises:
+        InputError: an input of the program has another type than float32, int64, int32 or bool.
     """
 
     kind: ModelKind = "module"
@@ -38,7 +41,7 @@ class ProgramModel(UncachedModel):
         self,
         program: Program,
         roles: Roles,
-        attention: Attention,
+        attention: AttentionLayers,
         output: Node,
         config: SharpConfig,
         parameters: NormParameters,
@@ -69,12 +72,14 @@ class ProgramModel(UncachedModel):
         sizes = tuple(size if isinstance(size, int) else self._dimension(str(size)) for size in shape)
         self.output = Port(name="output", dtype="float32", shape=sizes, doc="what the module returns")
         queries = [layer.call.query for layer in attention.layers]
-        shapes = [one.arrange(one.node.meta["val"]).shape for one in queries]
-        self._rows = tuple((str(shape[0]), str(shape[2])) for shape in shapes)  # sequences and queries of every layer
+        shapes = [query.arrange(query.node.meta["val"]).shape for query in queries]
+        self._rows = tuple(
+            (str(shape[0]), str(shape[2])) for shape in shapes
+        )  # names of the dimensions of sequences and queries of every layer
 
     @property
     def queries(self) -> int | str:
-        """See `UncachedModel`; of layers that differ, all that are different one after the other."""
+        """The queries of every layer, as a number or the name of a dimension; "queries" if layers differ."""
         sizes = {queries for _, queries in self._rows}
         if len(sizes) > 1:
             return "queries"
@@ -82,17 +87,22 @@ class ProgramModel(UncachedModel):
         return int(first) if first.isdecimal() else self._dimension(first)
 
     def stack(self, rows: list[Tensor]) -> Tensor:
-        """See `UncachedModel`; encoder and decoder layers differ in their queries, axial ones in their sequences."""
+        """Stack the rows of all layers, each [batch, q_heads, queries, ...], behind one another along a new first axis.
+
+        Rows with fewer sequences or queries than those of other layers are padded with zeros.
+
+        Encoder and decoder layers differ in their number of queries, axial layers in their number of sequences.
+        """
         for axis, names in zip((0, 2), zip(*self._rows, strict=True), strict=True):
             sizes = {name: row.shape[axis] for name, row in zip(names, rows, strict=True)}
             rows = [
-                _padded(row, axis, [sizes[one] for one in sizes if one != name])
+                _padded(row, axis, [sizes[other] for other in sizes if other != name])
                 for name, row in zip(names, rows, strict=True)
             ]
         return torch.stack(rows)
 
     def _dimension(self, size: int | str) -> int | str:
-        """What people call a dimension."""
+        """Return a readable name for a dimension; a number stays."""
         if isinstance(size, int):
             return size
         names = {self.roles.batch: "batch", self.roles.length: "length"}
@@ -104,7 +114,10 @@ class ProgramModel(UncachedModel):
         return "an input of the module"
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor, only: int | None = None) -> Tensor:
-        """See `UncachedModel`; `only` is the one layer whose attention is replaced."""
+        """Compute the output with `attention` in every layer, or in the layer of number `only` (from 0) alone.
+
+        `inputs` are in the order of the port list `inputs`. The other layers then keep the program's own attention.
+        """
         given = {port.node: tensor for port, tensor in zip(self.program.inputs, inputs, strict=True)}
 
         def lengths(layer: Layer) -> Tensor | None:
@@ -125,11 +138,15 @@ class ProgramModel(UncachedModel):
         return output
 
     def own_output(self, *inputs: Tensor) -> Tensor | None:
-        """See `UncachedModel`."""
+        """Return the output by the program's own attention; None if the program has another norm."""
         return self.program.output(inputs, self.result) if self.own else None
 
     def eager(self, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """See `UncachedModel`."""
+        """Return the output in PyTorch, and the attention weights of every layer [batch, q_heads, queries, keys].
+
+        The output is that of the program's own attention if it has the norm. It is float32, or float64 if the model
+        computes in float64.
+        """
         attention = EagerAttention(self.config, record=True)
         computed = self.compute(attention, *inputs)
         own = self.own_output(*inputs)
@@ -138,11 +155,14 @@ class ProgramModel(UncachedModel):
         ), attention.weights
 
     def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """See `UncachedModel`."""
+        """Return random inputs in the order of `inputs`, with padding of random length in all sequences but the first.
+
+        A dimension that the program limits or fixes may be another than `batch` or `length`.
+        """
         return random_inputs(self.program, self.roles, batch, length, generator, padded=True)
 
 
 def _padded(rows: Tensor, axis: int, sizes: list[int]) -> Tensor:
-    """With zeros of these sizes behind them."""
+    """Append zeros of each of `sizes` to `rows` along `axis`."""
     zeros = [rows.new_zeros(*rows.shape[:axis], size, *rows.shape[axis + 1 :]) for size in sizes]
     return torch.cat([rows, *zeros], dim=axis) if zeros else rows

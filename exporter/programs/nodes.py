@@ -1,4 +1,4 @@
-"""Nodes of a graph: what they call, with which arguments, and where they come from in the user's module."""
+"""Nodes of a graph: their operators, their arguments, and their places in the user's module."""
 
 import re
 import traceback
@@ -7,11 +7,19 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-OF_TYPES = ("type_as", "expand_as", "view_as", "reshape_as")  # take only the size or the type of their second argument
+OF_TYPES = (
+    "type_as",
+    "expand_as",
+    "view_as",
+    "reshape_as",
+)  # operators that read only the size or the type of their second argument
 
 
 def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] = frozenset()) -> set[Node]:
-    """What `node` is computed from, itself included; not what only size or type is taken of, unless `through_sizes`."""
+    """Return the nodes that `node` is computed from, with `node` itself, and no further than the nodes `until`.
+
+    Without `through_sizes`, nodes of which only the size or the type is read are left out.
+    """
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -25,36 +33,38 @@ def ancestors(node: Node, *, through_sizes: bool = True, until: frozenset[Node] 
 
 
 def contents(node: Node) -> list[Node]:
-    """The nodes that a node is computed from, without those of which it only takes the size or the type."""
-    if is_size(node) or name_of(node).endswith("_like"):  # ones_like, full_like
+    """Return the inputs of a node, without the inputs of which it reads only the size or the type."""
+    if is_size(node) or name_of(node).endswith("_like"):  # such as ones_like, which reads only size and type
         return []
     return node.all_input_nodes[:1] if name_of(node) in OF_TYPES else node.all_input_nodes
 
 
 def is_size(node: Node) -> bool:
-    """It is the size of a tensor, which says nothing of what is in the tensor."""
+    """Whether a node is the size of a tensor, which does not depend on the tensor's content."""
     return str(node.target).startswith(("aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.size"))
 
 
 def name_of(node: Node) -> str:
-    """The operator without its overload: `softmax`."""
+    """Return the name of the node's operator without its overload, such as `softmax`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.rpartition("::")[2]
     return str(getattr(node.target, "__name__", node.target))
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """The arguments of a call by their names, with defaults."""
-    schema = node.target._schema  # type: ignore[union-attr]  # of an operator of torch
-    given = {one.name: value for one, value in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    """Return the arguments of a call of an ATen or Sharp operator by their names, with defaults."""
+    schema = node.target._schema  # type: ignore[union-attr]  # the target is an operator of torch
+    given = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} | dict(
+        node.kwargs
+    )
     return {
-        one.name: given.get(one.name, one.default_value if one.has_default_value() else None)
-        for one in schema.arguments
+        argument.name: given.get(argument.name, argument.default_value if argument.has_default_value() else None)
+        for argument in schema.arguments
     }
 
 
 def is_random(node: Node) -> bool:
-    """It computes something else every time; dropout in evaluation does not."""
+    """Whether a node computes something else every time; dropout in evaluation does not."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     arguments = arguments_of(node)
@@ -62,7 +72,7 @@ def is_random(node: Node) -> bool:
 
 
 def where(node: Node) -> str:
-    """Where the node comes from in the user's module, for a message."""
+    """Return the node's place in the user's module, for a message."""
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)', trace)
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
@@ -73,7 +83,10 @@ def where(node: Node) -> str:
 
 
 def where_in(error: BaseException) -> str:
-    """Where in the user's code an error was raised, for a message; empty where that is not known."""
+    """Return " at FILE line N", the place in a module's `forward` where an error was raised, for a message.
+
+    The text is empty if no frame of the error is a `forward` outside torch.
+    """
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

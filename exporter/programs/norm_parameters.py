@@ -1,4 +1,4 @@
-"""What the norm of a program has learned, as the user gives it: `norm_parameters` of `sharp.export`."""
+"""Learned parameters of a program's norm, given by the user as `norm_parameters` of `sharp.export`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sharp.exporter.checkpoints.hook import check_uncapped
+from sharp.core.errors import InputError
+from sharp.exporter.sources.hook import check_uncapped
 from sharp.models.attention import DEFAULT_OPTIONS, AttentionFunction, LayerOptions
 from sharp.models.config import SharpConfig
-from sharp.models.norms import SSA_START
 from sharp.models.query_scale import QueryScale
-from sharp.plugins.errors import InputError
+from sharp.models.ssa_parameters import SSA_START
 
 NAMES = {
     "ssa": ("b", "n"),
@@ -24,8 +24,8 @@ NAMES = {
     "log-power": ("gamma",),
     "llama4": ("beta",),
 }
-BIASES = ("c_beta", "c_gamma")  # 0 where they are not given
-# Where QueryScale has it, if not under this name.
+BIASES = ("c_beta", "c_gamma")  # 0 unless given
+# Names of parameters in QueryScale, where they differ from the names that users give.
 PARAMETERS = {
     "gamma": "gamma_exponent",
     "w_beta": "w_beta.weight",
@@ -37,7 +37,7 @@ NO_START = ("head", "token")  # kinds of scales that have no start values
 
 
 class ProgramAttention(Protocol):
-    """An `AttentionFunction` that is told the input of the attention block too [batch, tokens, hidden_size]."""
+    """An `AttentionFunction` that also takes the attention block's input, `hidden` [batch, tokens, hidden_size]."""
 
     def __call__(
         self,
@@ -51,19 +51,22 @@ class ProgramAttention(Protocol):
         /,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """See `AttentionFunction`; `hidden` is there where `NormParameters.reads_hidden`."""
+        """Compute attention as an `AttentionFunction` does; `hidden` is given if `NormParameters.reads_hidden`."""
         ...
 
 
 class NormParameters(nn.Module):
-    """The parameters of the norm in every layer: those that are given, or else the norm's start values.
+    """The parameters of the norm `config.norm` in every layer: the given values, or else the norm's start values.
 
-    `given` maps a name of `NAMES` to a number, a tensor [heads] or [layers, heads], or the name of a tensor [heads] of
-    the module, in which {layer} stands for the layer's number. w_beta and w_gamma, which multiply the input of the
-    attention block, have one more dimension behind the heads, of its size. `tensors` are the module's.
+    `given` maps a name of a parameter (of ssa b and n; of ssmax s; of ssmax-bias s and b; of sentmax beta and gamma; of
+    assmax and asentmax w_beta, w_gamma, c_beta and c_gamma; of log-power gamma; of llama4 beta) to a number, a tensor
+    [heads] or [layers, heads], or the name of a tensor [heads] of the module, in which {layer} stands for the layer's
+    number. w_beta and w_gamma multiply the input of the attention block, so their last dimension, after the heads, is
+    hidden_size. `tensors` are the module's, by name.
 
     Raises:
-        InputError: a name is not the norm's, a value is not of such a shape, or one is missing that has no start value.
+        InputError: the norm has no parameter of a given name, a value has another shape, or a parameter without a start
+            value is missing.
     """
 
     ssa: Tensor | None
@@ -95,8 +98,8 @@ class NormParameters(nn.Module):
         if config.scheme.head_parameters:
             shape = (config.layers, config.q_heads)
             b, n = (values.get(name, torch.full(shape, start)) for name, start in zip(names, SSA_START, strict=True))
-            if not (b > 0).all() or not (n >= 1).all():
-                raise InputError("norm_parameters of ssa must have b above 0 and n of at least 1 in every head")
+            if not (b > 0).all() or not (n > 0).all():
+                raise InputError("norm_parameters of ssa must have b and n above 0 in every head")
             self.ssa = torch.stack([b, n], dim=-1)  # [layers, heads, 2]
         if kind != "none":
             everywhere = (True,) * config.q_heads
@@ -108,20 +111,24 @@ class NormParameters(nn.Module):
 
     @classmethod
     def of_program(cls, config: SharpConfig) -> "NormParameters":
-        """None: those of the program itself, whose norm stays."""
+        """Return empty parameters for a program that keeps its own norm."""
         found = cls(replace(config, norm="softmax"), {}, {})
         found.own = True
         return found
 
     def fill(self, b: float | None, n: float | None) -> None:
-        """Give all heads of ssa the same b and n; None leaves them."""
+        """Give all heads of ssa the same b and n, in place; None keeps the present values. Other norms ignore both."""
         if self.ssa is not None:
             for column, value in enumerate((b, n)):
                 if value is not None:
                     self.ssa[..., column] = value
 
     def around(self, attention: AttentionFunction, positions: Tensor | None = None) -> ProgramAttention:
-        """`attention` with these parameters; a causal query is at `positions` [batch, tokens], None counts from 0."""
+        """Return a function that calls `attention` with these parameters and with the query times the length scale.
+
+        A causal query is at its position in `positions` [batch, tokens]; None counts from 0. The function raises
+        InputError if a layer caps its logits and the norm has a length scale.
+        """
 
         def with_norm(
             layer: int,
@@ -146,7 +153,7 @@ class NormParameters(nn.Module):
 
 
 def _last_visible(query: Tensor, key: Tensor, options: LayerOptions, positions: Tensor | None) -> Tensor:
-    """The position of the last key that every query sees [batch, queries]."""
+    """Return the position of the last key that each query sees [batch, queries]."""
     batch, queries = query.shape[:2]
     if options.causal:
         if positions is not None:
@@ -160,17 +167,23 @@ def _last_visible(query: Tensor, key: Tensor, options: LayerOptions, positions: 
 def _per_head(
     name: str, value: Any, config: SharpConfig, tensors: Mapping[str, Tensor], last: tuple[int, ...]
 ) -> Tensor:
-    """[layers, heads, *last], float32."""
+    """Return a parameter as float32 [layers, heads, *last], from a number, a tensor or the names of tensors.
+
+    Raises:
+        InputError: a tensor is missing, has another shape or has numbers that are not finite.
+    """
     shape = (config.layers, config.q_heads, *last)
     described = f"{[config.q_heads, *last]} or {list(shape)} (layers, heads{', hidden size' if last else ''})"
     if isinstance(value, str):
         names = [value.format(layer=layer) for layer in range(config.layers)]
-        missing = next((one for one in names if one not in tensors), None)
+        missing = next((tensor_name for tensor_name in names if tensor_name not in tensors), None)
         if missing is not None:
-            raise InputError(f"norm_parameters names the tensor {missing!r}, which the module does not have")
+            raise InputError(
+                f"norm_parameters names the tensor {missing!r}, which the module does not have; correct the name"
+            )
         try:
-            value = torch.stack([tensors[one].detach().float().squeeze() for one in names])
-            value = value.reshape(config.layers, -1, *last).expand(shape)  # of one head for all
+            value = torch.stack([tensors[tensor_name].detach().float().squeeze() for tensor_name in names])
+            value = value.reshape(config.layers, -1, *last).expand(shape)  # one value may stand for all heads
         except RuntimeError as error:
             has = list(tensors[names[0]].shape)
             raise InputError(f"{names[0]!r} of norm_parameters {name!r} has shape {has}, not {described}") from error

@@ -1,7 +1,7 @@
-"""What depends on a token's position: tables that the cached forms read at the positions of the request.
+"""Tables of the values that depend on a token's position, which cached forms read at the positions of the request.
 
-A value that follows from sizes, weights and inputs of positions alone is a function of the position if the value of a
-short sequence is the beginning of that of a long one. Then it is computed once, for the longest sequence, and read.
+A value that follows from sizes, weights and positions alone is a function of the position if the value for a short
+sequence is the beginning of the value for a long sequence. Such a value is computed once, for the longest sequence.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.nodes import ancestors, contents, where
 from sharp.exporter.programs.program import Program, Replacement
-from sharp.plugins.errors import InputError
 
 SHORT, LONG = 7, 12
 
 
 @dataclass(frozen=True)
 class PositionTable:
-    """A node's value for all positions; its tokens are along `axis`, and along `batch_axis` all sequences are alike.
+    """A node's value for all positions, along `axis`; along `batch_axis` it is equal for all sequences.
 
-    `learned` names the parameter that it is made of: where that is in half precision, so is the value. Angles are not.
+    `learned` names the parameter that the value is computed from. The value has the dtype of that parameter; a value
+    without a parameter, such as the angles of RoPE, keeps its own dtype.
     """
 
     node: Node
@@ -33,7 +34,7 @@ class PositionTable:
     learned: str | None = None
 
     def at(self, positions: Tensor, batch: int) -> Tensor:
-        """The value at positions int64 [tokens]."""
+        """Return the value at `positions` int64 [tokens], for a batch of that size."""
         found = torch.index_select(self.values, self.axis, positions)
         if self.batch_axis is None:
             return found
@@ -41,10 +42,10 @@ class PositionTable:
 
 
 def after(program: Program, source: Node) -> set[Node]:
-    """What depends on what is in `source`."""
+    """Return the nodes that depend on the content of `source`, with `source` itself."""
     found = {source}
     for node in program.graph.nodes:
-        if any(one in found for one in contents(node)):
+        if any(operand in found for operand in contents(node)):
             found.add(node)
     return found
 
@@ -57,15 +58,15 @@ def find_tables(
     replaced: Mapping[Node, Replacement],
     longest: int,
 ) -> tuple[list[PositionTable], int]:
-    """The tables that `needed` nodes read, and the longest sequence that they can be made for, up to `longest`.
+    """Return the tables that `needed` nodes read, and the longest sequence that they can be made for, up to `longest`.
 
     Args:
         program: the program.
-        given_at: what makes the program's inputs for a batch and a length.
+        given_at: gets a batch and a length, and returns the program's inputs by node.
         needed: nodes that compute the output, with attention replaced.
-        of_tokens: those that depend on what the tokens are.
-        replaced: the attention.
-        longest: tokens of the longest sequence that is of use.
+        of_tokens: nodes that depend on the token ids.
+        replaced: what is computed in place of attention.
+        longest: the number of tokens up to which tables are of use.
 
     Raises:
         InputError: something depends on the length of the sequence.
@@ -73,8 +74,8 @@ def find_tables(
     read: list[Node] = []
     for node in needed:
         if node not in of_tokens and isinstance(node.meta.get("val"), Tensor) and node not in program.tensors:
-            users = [one for one in needed if node in program.dependencies(one, replaced)]
-            if any(one in of_tokens for one in users):
+            users = [user for user in needed if node in program.dependencies(user, replaced)]
+            if any(user in of_tokens for user in users):
                 read.append(node)
     one, two = (program.evaluate(given_at(2, length), read) for length in (SHORT, LONG))
     varying: list[tuple[Node, int, int | None]] = []
@@ -93,12 +94,18 @@ def find_tables(
 
 
 def _parameter_of(program: Program, node: Node) -> str | None:
-    names = sorted(program.tensors[one] for one in ancestors(node, through_sizes=False) if one in program.tensors)
-    return next((one for one in names if isinstance(getattr(program, one), nn.Parameter)), None)
+    names = sorted(
+        program.tensors[source] for source in ancestors(node, through_sizes=False) if source in program.tensors
+    )
+    return next((name for name in names if isinstance(getattr(program, name), nn.Parameter)), None)
 
 
 def _axes(node: Node, short: Tensor, long: Tensor) -> tuple[int, int | None] | None:
-    """The axes of tokens and of the batch; None where the value is the same for every token."""
+    """Return the axes of tokens and of the batch; None if the value is the same for every token.
+
+    Raises:
+        InputError: the value depends on the length of the sequence or on the sequence, or is of all pairs of tokens.
+    """
     changed = [axis for axis in range(short.dim()) if short.shape[axis] != long.shape[axis]]
     if not changed:
         if torch.equal(short, long):
@@ -117,7 +124,8 @@ def _axes(node: Node, short: Tensor, long: Tensor) -> tuple[int, int | None] | N
     if not torch.allclose(beginning.double(), short.double(), rtol=1e-5, atol=1e-6, equal_nan=True):
         raise InputError(f"{where(node)} depends on the length of the sequence, which a cache does not know")
     batch_axis = next(
-        (one for one, size in enumerate(node.meta["val"].shape) if one != axis and not isinstance(size, int)), None
+        (other for other, size in enumerate(node.meta["val"].shape) if other != axis and not isinstance(size, int)),
+        None,
     )
     if batch_axis is not None and not torch.equal(short, short.narrow(batch_axis, 0, 1).expand_as(short)):
         raise InputError(f"{where(node)} differs between sequences that have the same positions")
@@ -125,7 +133,11 @@ def _axes(node: Node, short: Tensor, long: Tensor) -> tuple[int, int | None] | N
 
 
 def longest_sequence(program: Program, given_at: Any, nodes: list[Node], most: int) -> int:
-    """The longest sequence that all tables can be made for: a table of learned positions ends somewhere."""
+    """Return the longest sequence, up to `most`, at which all `nodes` can be evaluated.
+
+    A table of learned positions limits the length. `given_at` gets a batch and a length, and returns the program's
+    inputs by node. Lengths up to 12 are not tried unless `most` is one.
+    """
 
     def works(length: int) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""From a program to a `Source`: its attention found, its norm chosen, and both compared with the program itself."""
+"""The reader of programs, which finds the attention, chooses the norm, and compares both with the program itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,14 +10,12 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.norm_options import NO_OPTIONS, NormOptions
-from sharp.exporter.checkpoints.source import Source, sha256
-from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedModel
+from sharp.core.errors import InputError, SharpError
 from sharp.exporter.programs.archive import load_program
 from sharp.exporter.programs.attention_call import OwnNorm
 from sharp.exporter.programs.decoder import ProgramDecoder, find_positions, not_a_decoder
-from sharp.exporter.programs.layers import Attention, find_layers
+from sharp.exporter.programs.layers import AttentionLayers, find_layers
+from sharp.exporter.programs.masks import check_shift
 from sharp.exporter.programs.memory_limit import memory_of_program
 from sharp.exporter.programs.model import ProgramModel
 from sharp.exporter.programs.nodes import is_random, where
@@ -26,16 +24,20 @@ from sharp.exporter.programs.positions import PositionTable, longest_sequence
 from sharp.exporter.programs.program import MOST_LENGTH, Program, Values
 from sharp.exporter.programs.sizes import Roles, random_inputs, roles_of
 from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
+from sharp.exporter.programs.unrecognised import unrecognised_attention
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions
+from sharp.exporter.sources.source import Source, sha256
+from sharp.exporter.sources.uncached_model import UncachedDecoder, UncachedModel
+from sharp.exporter.sources.unknown_keys import UnusedKeys
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
 from sharp.models.norms import NORMS, get_norm
-from sharp.plugins.errors import InputError, SharpError
 
-DEFAULT_LONGEST = 4096  # tokens, where neither the program nor the user says a number
-SIZES = ((2, 7), (1, 12), (3, 33))  # batch and tokens that attention is compared at
-MOST_DIFFERENCE = 1e-3  # of the largest output; another attention moves it by far more
-SPARSEMAX = 2.0  # the alpha of it
-SHIFT_INVARIANT = ("softmax", "adaptive_softmax", "entmax")
+DEFAULT_LONGEST = 4096  # tokens, if neither the program nor the user sets a limit
+SIZES = ((2, 7), (1, 12), (3, 33))  # batch and tokens at which attention is compared
+MOST_DIFFERENCE = 1e-3  # share of the largest output; a wrong attention changes the output by far more
+SPARSEMAX = 2.0  # entmax's alpha that is sparsemax
 NORMS_OF_OP = {
     "softmax": "softmax",
     "adaptive_softmax": "adaptive-temperature",
@@ -50,10 +52,12 @@ NORMS_OF_OP = {
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """What a program itself does not say.
+    """Options of the user for facts that a program itself does not contain.
 
-    `tokenizer` is a file, a folder or "bytes"; `norm_parameters` are for `NormParameters`. `trained` says that it was
-    trained with the norm although its graph shows another. `exported` is the program, where it is not in a file.
+    `tokenizer` is a file, a folder or "bytes"; `norm_parameters` are for `NormParameters`. `trained` says that the
+    model was trained with the chosen norm although its graph shows another. `max_context` is the longest sequence in
+    tokens; None means 4096, or less if the program limits it. `exported` is the program if it is not in a file. `name`
+    is that of the model; None means the name of the file.
     """
 
     tokenizer: str | None = None
@@ -64,10 +68,17 @@ class ProgramOptions:
     name: str | None = None
 
     def check_unused(self, path: Path) -> None:
-        """Raises InputError if something is given for the checkpoint at `path`, which is no program."""
-        if self.tokenizer is not None or self.norm_parameters:
-            option = "--tokenizer" if self.tokenizer is not None else "--norm-parameter"
-            raise InputError(f"{option} is for programs of torch.export (.pt2), and {path} has its own; leave it out")
+        """Check that no `norm_parameters` are given with the checkpoint at `path`, which is no program.
+
+        Other options are not checked.
+
+        Raises:
+            InputError: `norm_parameters` are given.
+        """
+        if self.norm_parameters:
+            raise InputError(
+                f"--norm-parameter is for programs of torch.export (.pt2), and {path} has its own; leave it out"
+            )
 
 
 NO_PROGRAM_OPTIONS = ProgramOptions()
@@ -81,8 +92,13 @@ def read_program(
 ) -> Source:
     """Read a program (`.pt2`), to be exported with `norm` (None: its own), set up with `options`.
 
+    If `given.exported` is None, `path` must exist. Otherwise `path` is only the name of the program in messages. If the
+    program is no decoder, the source's model is a `ProgramModel` over whole sequences, and `no_cache` says why.
+
     Raises:
-        NotFoundError, InputError: it cannot be read, or its attention is not what Sharp's op computes.
+        NotFoundError: the tokenizer or the file of temperature coefficients does not exist.
+        InputError: the program cannot be read or run, Sharp's op cannot compute its attention, or the norm, an option
+            or the tokenizer does not fit it.
     """
     if norm is not None:
         options.check(norm)
@@ -105,9 +121,9 @@ def _read_any(
             return _read(path, Program(exported), norm, options, given, digest)
     except InputError as error:
         raise InputError(f"{path} cannot be exported: {error}") from error
-    except SharpError:  # a tokenizer that is not there
+    except SharpError:  # such as NotFoundError of a tokenizer that does not exist
         raise
-    except Exception as error:  # whatever the program's operators raise
+    except Exception as error:  # operators of the program may raise anything
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         if isinstance(error, MemoryError) or "allocate memory" in reason:
             reason = "it takes more memory than there is, or than a program of its size has a use for"
@@ -135,7 +151,8 @@ def _read(
         try:
             tables, longest = find_positions(program, roles, attention, output, longest)
         except InputError as error:
-            refusal = str(error)
+            calls = [layer.call for layer in attention.layers]
+            refusal = unrecognised_attention(program, roles, calls) or str(error)
     if refusal is not None:
         longest = _longest_runs(program, roles, longest)
     attention = attention.within(longest)
@@ -148,6 +165,7 @@ def _read(
         return ProgramDecoder(program, roles, attention, output, config, parameters, tables, own=own).eval()
 
     original = made(config, NormParameters.of_program(config), own=True)
+    _check_last_token(original, program, output)
     _check_own_attention(original, program, output)
     tokenizer = None if given.tokenizer is None else read_tokenizer(given.tokenizer, config.vocab_size)
     options.check(norm or own_norm)
@@ -169,38 +187,37 @@ def _read(
         original=model if trained else original,
         write_tokenizer=None if tokenizer is None else tokenizer.write,
         no_cache=refusal,
+        unused=(UnusedKeys("weights that its code does not read", program.unread),),
     )
 
 
 def with_norm(
     program: Program,
-    attention: Attention,
+    attention: AttentionLayers,
     config: SharpConfig,
     norm: str,
     options: NormOptions,
     given: ProgramOptions,
 ) -> tuple[SharpConfig, NormParameters]:
-    """The configuration and the parameters of a norm that the program itself does not have.
+    """Return the configuration and the parameters of a norm that the program itself does not have.
+
+    `config` is that of the program under its own norm. `options` and `given.norm_parameters` set up the norm.
 
     Raises:
-        InputError: its attention cannot have the norm, or parameters are missing or of other shapes.
+        NotFoundError: the file of temperature coefficients does not exist.
+        InputError: the program's attention cannot have the norm, or parameters are missing or have other shapes.
     """
     scheme = get_norm(norm)
     if norm == "fixed-temperature" and options.temperature is None:
         raise InputError("it was not trained with a fixed temperature; say which (temperature)")
-    capped = next((one for one in attention.layers if one.logits.softcap), None)
+    capped = next((layer for layer in attention.layers if layer.logits.softcap), None)
     if capped is not None and scheme.scale_kind != "none":
         raise InputError(
             f"attention at {capped.call.where} caps its logits at {capped.logits.softcap:g}, and norm {norm} would "
             "scale them before that; choose another --norm"
         )
-    if scheme.normalizer not in SHIFT_INVARIANT and (
-        layer := next((one for one in attention.layers if one.logits.shifted), None)
-    ):
-        raise InputError(
-            f"attention at {layer.call.where} adds ALiBi's bias but for a number in every row, which softmax does not "
-            f"see and {norm} does; subtract slope * position of the query there"
-        )
+    for layer in attention.layers:
+        check_shift(layer.call, layer.logits, scheme.normalizer)
     chosen = replace(config, norm=norm, **({"alpha": scheme.alpha} | options.config_fields()))
     tensors = {name: getattr(program, own) for name, own in program.names.items()}
     if scheme.scale_kind == "token":
@@ -212,7 +229,7 @@ def with_norm(
 
 
 def _longest_runs(program: Program, roles: Roles, most: int) -> int:
-    """The longest sequence that a program's tables of positions are for."""
+    """Return the longest sequence, up to `most`, that the program's tables of positions are for."""
     nodes = [
         node
         for node in program.graph.nodes
@@ -230,7 +247,11 @@ def _longest_runs(program: Program, roles: Roles, most: int) -> int:
 
 
 def _output(program: Program) -> Node:
-    """The output that is exported: the first of floats with a row for each sequence."""
+    """Return the output to export: the first of floats with at least two dimensions.
+
+    Raises:
+        InputError: there is no such output.
+    """
     for node in program.outputs:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
@@ -246,8 +267,12 @@ def _check_certain(program: Program, output: Node) -> None:
             )
 
 
-def _own_norm(attention: Attention) -> tuple[str, float | None]:
-    """The norm that the program's own attention has, and its alpha."""
+def _own_norm(attention: AttentionLayers) -> tuple[str, float | None]:
+    """Return the name of the norm of the program's own attention, and its alpha (None unless it is of entmax's kind).
+
+    Raises:
+        InputError: the layers differ in their norm.
+    """
     norms = [layer.call.norm for layer in attention.layers]
     first = norms[0]
     for layer, norm in zip(attention.layers, norms, strict=True):
@@ -260,12 +285,14 @@ def _own_norm(attention: Attention) -> tuple[str, float | None]:
             )
     if first.normalizer == "entmax" and first.alpha == SPARSEMAX:
         return "sparsemax", first.alpha
-    with_constants = (one for one in NORMS.values() if one.normalizer == first.normalizer and one.head_constants)
+    with_constants = (
+        scheme for scheme in NORMS.values() if scheme.normalizer == first.normalizer and scheme.head_constants
+    )
     for scheme in with_constants:
         constants = torch.tensor(scheme.head_constants)
-        if all(one.head_params is not None and (one.head_params == constants).all() for one in norms):
+        if all(norm.head_params is not None and (norm.head_params == constants).all() for norm in norms):
             return scheme.name, first.alpha
-    return NORMS_OF_OP.get(first.normalizer, first.normalizer), first.alpha  # a user's has its own name
+    return NORMS_OF_OP.get(first.normalizer, first.normalizer), first.alpha  # a user's normalizer is its own norm
 
 
 def _described(norm: OwnNorm) -> str:
@@ -273,7 +300,7 @@ def _described(norm: OwnNorm) -> str:
 
 
 def _config(
-    attention: Attention,
+    attention: AttentionLayers,
     output: Node,
     longest: int,
     norm: str,
@@ -311,8 +338,31 @@ def _with_tokenizer(model: Decoder | UncachedModel, tokenizer: ProgramTokenizer 
     return model
 
 
+def _check_last_token(original: Decoder | UncachedModel, program: Program, output: Node) -> None:
+    """Refuse a decoder that has logits for more tokens than embeddings: it could not read what it generates.
+
+    Raises:
+        InputError: the program fails to read its last token.
+    """
+    if not isinstance(original, ProgramDecoder):
+        return
+    last = original.config.vocab_size - 1
+    tokens = torch.full((2, 2), last)
+    try:
+        program.evaluate(original.all_inputs(tokens, torch.arange(2).expand(2, 2)), [output])
+    except IndexError as error:
+        raise InputError(
+            f"it has logits for {last + 1} tokens and fails where it reads the last of them: it has fewer embeddings, "
+            "so that it cannot read all that it generates; give it as many"
+        ) from error
+
+
 def _check_own_attention(original: Decoder | UncachedModel, program: Program, output: Node) -> None:
-    """Refuse a program whose own attention is not what was recognised in it."""
+    """Refuse a program whose output changes when the recognised attention replaces its own.
+
+    Raises:
+        InputError: the output differs by more than 0.001 of its largest number.
+    """
     model = UncachedDecoder(original) if isinstance(original, Decoder) else original
     for batch, length in SIZES:
         inputs = model.random_inputs(batch, min(length, model.config.max_context), torch.Generator().manual_seed(batch))
@@ -321,7 +371,7 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
             positions = torch.arange(inputs[0].shape[1]).expand_as(inputs[0])
             values = program.evaluate(original.all_inputs(inputs[0], positions), [output])
             own: Tensor = values[output]
-            found = found[:, -own.shape[1] :]  # where it takes the last token only
+            found = found[:, -own.shape[1] :]  # a program may return logits of the last token only
         else:
             own = program.output(inputs, output)
         error = float((found - own).abs().max() / own.abs().max().clamp(min=1e-6))
@@ -334,7 +384,11 @@ def _check_own_attention(original: Decoder | UncachedModel, program: Program, ou
 
 
 def _first_different(original: Decoder | UncachedModel, program: Program, output: Node) -> str:
-    """Where the first attention is that makes another output in the place of the program's own."""
+    """Return " (PLACE)", the place of the first attention that changes the output when it alone is replaced.
+
+    The text is for a message; it is empty if no attention changes the output. `original` must be a `ProgramDecoder` or
+    a `ProgramModel`.
+    """
     assert isinstance(original, ProgramDecoder | ProgramModel)
     whole = ProgramModel(
         program,

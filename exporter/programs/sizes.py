@@ -1,4 +1,4 @@
-"""Inputs of a program at a size, to evaluate, trace and compare it."""
+"""Inputs of a program for a batch and a length, with which the program is evaluated, traced and compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,10 +15,11 @@ LOOKED_THROUGH = ("view", "reshape", "to", "_to_copy", "clone", "contiguous", "u
 
 @dataclass(frozen=True)
 class Roles:
-    """What a program's inputs are.
+    """The roles of a program's inputs and of their dimensions.
 
-    `batch` and `length` name the dimensions that vary with them, None where they are fixed. `visible` has for every
-    mask the value that lets a key be seen. `vocabularies` are the ranges of inputs of integers.
+    `batch` and `length` are the names of these two dimensions, None if they are fixed. `visible` maps the name of every
+    input that is a mask to the value that marks visible keys. `vocabularies` maps the names of the inputs of integers
+    that index an embedding to the number of valid ids.
     """
 
     batch: str | None
@@ -27,12 +28,16 @@ class Roles:
     visible: Mapping[str, float]
 
     def with_masks(self, visible: Mapping[str, float]) -> "Roles":
-        """The same with these masks."""
+        """Return these roles with the masks `visible` added."""
         return replace(self, visible={**self.visible, **visible})
 
 
 def roles_of(program: Program) -> Roles:
-    """What can be said of the inputs before attention is looked at."""
+    """Return the roles that follow from the inputs alone, without masks, which `find_layers` adds.
+
+    The batch is the first dimension of the first input, the length the next dimension of the inputs that varies. If the
+    first input has one dimension, this is the length, and there is no batch.
+    """
     names = [dimension for port in program.inputs for dimension in port.shape if isinstance(dimension, str)]
     first = program.inputs[0].shape if program.inputs else ()
     batch = first[0] if first and isinstance(first[0], str) else None
@@ -52,9 +57,12 @@ def roles_of(program: Program) -> Roles:
 
 
 def shape_of(program: Program, roles: Roles, port: ProgramInput, batch: int, length: int) -> tuple[int, ...]:
-    """The shape of an input; dimensions other than batch and length are a little longer than the length."""
+    """Return the shape of an input for a batch and a length, within the limits that the program sets.
+
+    Other dimensions that vary are a little longer than the length.
+    """
     sizes: list[int] = []
-    others = [name for one in program.inputs for name in one.shape if name not in (roles.batch, roles.length)]
+    others = [name for other in program.inputs for name in other.shape if name not in (roles.batch, roles.length)]
     for dimension in port.shape:
         if isinstance(dimension, int):
             sizes.append(dimension)
@@ -69,7 +77,11 @@ def shape_of(program: Program, roles: Roles, port: ProgramInput, batch: int, len
 def random_inputs(
     program: Program, roles: Roles, batch: int, length: int, generator: torch.Generator, *, padded: bool = False
 ) -> tuple[Tensor, ...]:
-    """Random inputs; masks let all keys be seen, or with `padded` those before a random one in all but the first."""
+    """Return random inputs in the order of `program.inputs`, of the shapes of `shape_of`.
+
+    Floats are normally distributed, integers valid ids, positions 0, 1, 2, ... Masks make all keys visible. With
+    `padded`, they hide the keys after a random length in all sequences but the first.
+    """
     made: list[Tensor] = []
     for port in program.inputs:
         shape = shape_of(program, roles, port, batch, length)
@@ -94,7 +106,7 @@ def random_inputs(
 
 
 def _vocabulary(node: Node) -> int | None:
-    """The rows of the smallest table that the input's numbers are looked up in."""
+    """Return the number of rows of the smallest embedding that an input indexes; None if it indexes none."""
     found: list[int] = []
     waiting = [node]
     while waiting:

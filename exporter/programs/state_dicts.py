@@ -1,16 +1,20 @@
-"""Weights without a program: whose they are, and what to do. Names are read from the file; nothing is unpickled."""
+"""Weights without a program, whose model is recognised by names in the file without unpickling anything."""
 
 import json
-import pickletools
-import zipfile
+import re
 from pathlib import Path
+
+from sharp.exporter.programs.foreign_files import EXPORT, MOST_BYTES, owner_of, pickle_names
 
 DOCUMENT = "docs/your-own-model.md"
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-MOST_BYTES = 2**26  # of the pickle or the header, which name tensors and do not hold them
-MOST_NAMES = 2**20
+# Names that transformers gives to the weights of its models.
+HUGGING_FACE = re.compile(
+    r"model\.(?:layers|decoder\.layers)\.\d+\.self_attn\.|(?:\w+\.)?encoder\.layer\.\d+\.attention\.|gpt_neox\.layers\.\d+\."
+    r"|model\.embed_tokens\.weight|h\.\d+\.self_attention\.query_key_value\."
+)
 LITGPT_FILES = ("lit_model.pth", "model_config.yaml")
-# What names in a state dict contain -> whose model it is. The first that fits.
+# Parts of names in a state dict -> the model's library; the first entry all of whose parts occur counts.
 NAMES = (
     (("attn_layers.layers.",), "x-transformers"),
     (("self_attention.core_attention.ssa_n",), "Nemotron-SSA"),
@@ -20,6 +24,7 @@ NAMES = (
     (("transformer.h.0.attn.qkv.",), "litgpt"),
     (("transformer.h.0.attn.attn.",), "litgpt"),
     (("model_args", "iter_num", "best_val_loss"), "nanoGPT"),
+    (("pytorch-lightning_version",), "Lightning"),
 )
 BUILD = {
     "x-transformers": "TransformerWrapper with the arguments that it was trained with",
@@ -28,48 +33,48 @@ BUILD = {
     "of every layer in the place of omyokun/SSA's SSATritonV4Attention, whose kernels need a GPU",
     "ASEntmax": "SparseGemma2ForCausalLM of deep-spin/asentmax, with use_fast_attn=False",
     "nanoGPT": "GPT(GPTConfig(**checkpoint['model_args']))",
+    "Lightning": "of the LightningModule, or of the module in it",
     "litgpt": "litgpt.GPT(litgpt.Config.from_file('model_config.yaml'))",
 }
 
 
 def whose(path: Path) -> str | None:
-    """One sentence about a file of weights that are not Sharp's: what it is and how it is exported; None for others."""
+    """Return a sentence on what a file or folder of weights is and how it is exported.
+
+    None for Sharp's own files, for files that are not recognised, and for files that cannot be read.
+    """
     if path.is_dir():
-        if any((*path.glob("*.distcp"), *path.glob("weights/*.distcp"))):  # of Megatron and NeMo
+        if (known := owner_of(path)) is not None:
+            return known
+        if any((*path.glob("*.distcp"), *path.glob("weights/*.distcp"))):  # shards of Megatron and NeMo
             return _sentence(path, None)
         return _sentence(path, "litgpt") if (path / LITGPT_FILES[0]).is_file() else None
+    known = owner_of(path)
     if path.suffix not in SUFFIXES:
-        return None
-    names = _header_names(path) if path.suffix == ".safetensors" else _names(path)
+        return known
+    names = _header_names(path) if path.suffix == ".safetensors" else _pickled_names(path)
     if names is None or {"format", "sharp"} <= names or not any(name.endswith((".weight", ".bias")) for name in names):
-        return None
+        return known
     if (path.parent / LITGPT_FILES[1]).is_file():
         return _sentence(path, "litgpt")
     if (path.parent / "config.json").is_file():
         message = f"{path} holds the weights of a Hugging Face model, whose code and tokenizer are named beside it"
         return f"{message}; give the whole folder, {path.parent}"
-    fitting = (owner for parts, owner in NAMES if all(any(part in name for name in names) for part in parts))
-    return _sentence(path, next(fitting, None))
-
-
-def _names(path: Path) -> set[str] | None:
-    """The texts in the pickle of a file of torch.save; None where it is none, or an old or damaged one."""
-    found: set[str] = set()
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickles = [one for one in archive.infolist() if one.filename.endswith("/data.pkl")]
-            if len(pickles) != 1 or pickles[0].file_size > MOST_BYTES:
-                return None
-            for _, argument, _ in pickletools.genops(archive.read(pickles[0])):
-                if isinstance(argument, str) and len(found) < MOST_NAMES:
-                    found.add(argument)
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError):
-        return None
-    return found
+    owner = next(
+        (candidate for parts, candidate in NAMES if all(any(part in name for name in names) for part in parts)), None
+    )
+    if owner is None and known is None and any(map(HUGGING_FACE.match, names)):
+        return (
+            f"{path} holds the weights of a Hugging Face model without its config.json: give the whole folder of the "
+            "model, with config.json and the tokenizer beside the weights"
+        )
+    if known is not None:
+        return known if owner is None else f"{known}; it is a {owner} model: {BUILD[owner]}; see {DOCUMENT}"
+    return _sentence(path, owner)
 
 
 def _header_names(path: Path) -> set[str] | None:
-    """The names in the header of a .safetensors file; None where it is Sharp's own, or none, or damaged."""
+    """Return the names in the header of a .safetensors file; None if the file is Sharp's own, damaged or no such."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MOST_BYTES)))
@@ -80,10 +85,15 @@ def _header_names(path: Path) -> set[str] | None:
     return {*header}
 
 
+def _pickled_names(path: Path) -> frozenset[str] | None:
+    names = pickle_names(path)
+    return None if names is None else names.texts
+
+
 def _sentence(path: Path, owner: str | None) -> str:
-    build = "the model's own class" if owner is None else BUILD[owner]
+    build = "of the model's own class" if owner is None else BUILD[owner]
     weights = "weights" if owner is None else f"the weights of a {owner} model"
     return (
-        f"{path} holds {weights} and not its code: build it in Python ({build}), load the weights, "
-        f"and call sharp.export(model, (token_ids,), norm=..., output=...); see {DOCUMENT}"
+        f"{path} holds {weights} and not its code: {EXPORT} {path.name}, or sharp.export(model, ...) in "
+        f"Python ({build}); see {DOCUMENT}"
     )

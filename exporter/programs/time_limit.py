@@ -1,4 +1,4 @@
-"""A program from a file may compute anything, and for days."""
+"""A limit on time, because a program from a file may compute anything, even for days."""
 
 import os
 import signal
@@ -11,27 +11,29 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sharp.plugins.cli import Refusal, echo_error
-from sharp.plugins.errors import InputError
+from sharp.core.cli import Refusal, echo_error
+from sharp.core.errors import InputError
 
 SECONDS = 1800.0
 SECONDS_OF_BYTE = 3600 / 2**30
-AGAIN = 5.0  # seconds; what is raised in a destructor or a callback of C++ is lost
-GRACE = 60.0  # seconds, in which a single operator may end
+AGAIN = 5.0  # seconds between signals; an error raised in a destructor or a C++ callback is lost
+GRACE = 60.0  # seconds that a running operator is given to return
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, which what runs in between may catch."""
+    """The end of the time limit; no Exception, because code that runs in between may catch every Exception."""
 
 
 @contextmanager
 def time_of_program(path: Path) -> Iterator[None]:
-    """Inside, all that is computed of the program in the file `path` ends; of another file nothing is limited.
+    """Limit the time of all computation on the program in the file `path`: 30 minutes, and an hour for each GiB.
 
-    Nothing in Python interrupts an operator; where one does not return, the process ends, with the same sentence.
+    Files without the suffix .pt2, and threads other than the main thread, have no limit. Python cannot interrupt an
+    operator. If an operator does not return in another minute, the process prints the message and exits with code 2.
+    The context uses SIGALRM and the real-time timer, and restores both at its end.
 
     Raises:
-        InputError: it took too long.
+        InputError: the computation took too long.
     """
     if path.suffix != ".pt2" or not path.is_file() or threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
@@ -53,7 +55,9 @@ def time_of_program(path: Path) -> Iterator[None]:
 
     sys.unraisablehook = print_others
     before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    other, _ = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)  # 0: none runs
+    other, _ = signal.setitimer(
+        signal.ITIMER_REAL, seconds, AGAIN
+    )  # `other` is the rest of a timer that ran already, or 0
     last = threading.Timer(seconds + GRACE, _end, [sentence])
     last.daemon = True
     last.start()
@@ -71,6 +75,6 @@ def time_of_program(path: Path) -> Iterator[None]:
 
 
 def _end(sentence: str) -> None:
-    Console(stderr=True).show_cursor()  # which a bar of progress hides
+    Console(stderr=True).show_cursor()  # a progress bar hides the cursor
     echo_error(sentence)
     os._exit(Refusal.exit_code)

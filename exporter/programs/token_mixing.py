@@ -1,6 +1,6 @@
-"""Whether tokens meet anywhere but in attention: found by changing one token, and by a sequence that is longer.
+"""The check that a program mixes tokens in attention only: one token is changed, then the sequence is made longer.
 
-A cache keeps keys and values only. So everything else must compute a token's value from that token and its position.
+A cache keeps only keys and values, so all other nodes must compute a token's value from that token and its position.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.nodes import where
 from sharp.exporter.programs.program import Values
-from sharp.plugins.errors import InputError
 
 SHORT, LONG, CHANGED = 7, 12, (0, 5)
 
@@ -27,7 +27,10 @@ def pass_through(
     *_options: Any,
     **_hidden: Any,
 ) -> Tensor:
-    """In place of attention: what no other token has a part in."""
+    """Compute a stand-in for attention that mixes no tokens: the query plus the key and value of the same token.
+
+    Tensors are [batch, tokens, heads, dim], as an `AttentionFunction` gets them.
+    """
     group = query.shape[2] // key.shape[2]
     return query + (key + value).repeat_interleave(group, 2)
 
@@ -36,17 +39,17 @@ def check_tokenwise(run: Callable[[Tensor], Values], nodes: Sequence[Node], voca
     """Check that every one of `nodes` is computed token by token.
 
     Args:
-        run: computes all values for token ids [1, tokens], with `pass_through` as attention.
-        nodes: those that depend on tokens, in order.
-        vocabulary: how many token ids there are.
+        run: gets token ids int64 [1, tokens] and returns the values of all nodes, with `pass_through` as attention.
+        nodes: the nodes that depend on tokens, in order.
+        vocabulary: the number of token ids.
 
     Raises:
-        InputError: the first node that is not, and where it comes from.
+        InputError: a node mixes tokens; the message names the first and its place in the module.
     """
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(vocabulary, (1, LONG), generator=generator)
     base, short = run(tokens), run(tokens[:, :SHORT])
-    for position in CHANGED:  # the first token may be read by all
+    for position in CHANGED:  # token 0 is one of them, because all tokens may read the first
         other = tokens.clone()
         other[0, position] = (tokens[0, position] + 1 + vocabulary // 3) % vocabulary
         changed = run(other)

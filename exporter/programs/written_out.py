@@ -1,15 +1,16 @@
-"""Attention that is written out: a product, a normalizer and a product, in whatever layout."""
+"""Attention that is written out: a product, a normalizer and a product, in any layout."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 from torch.fx import Node
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.attention_call import (
     Arrange,
     AttentionCall,
     Operand,
+    WrittenOut,
     no_head,
     one_head,
     one_head_transposed,
@@ -17,10 +18,10 @@ from sharp.exporter.programs.attention_call import (
     same,
 )
 from sharp.exporter.programs.einsum import einsum_logits, einsum_values
+from sharp.exporter.programs.grid import Grid, matrix
 from sharp.exporter.programs.nodes import ancestors, name_of, where
 from sharp.exporter.programs.norms import find_norm
 from sharp.exporter.programs.program import Program
-from sharp.plugins.errors import InputError
 
 PRODUCTS = ("matmul", "bmm", "einsum")
 LINEAR = ("linear", "addmm", "mm")
@@ -28,22 +29,37 @@ SCALING = ("mul", "div", "neg")
 SHAPING = ("view", "reshape", "flatten", "_unsafe_view", "_reshape_alias", "clone", "contiguous", "expand")
 
 
-def written_out(program: Program, mixed: Node, given: Mapping[Node, Tensor]) -> AttentionCall | None:
-    """The attention whose weights are multiplied with values in the product `mixed`; None where it is no such product.
+def written_out(program: Program, mixed: Node, sizes: Sequence[Mapping[Node, Tensor]]) -> AttentionCall | None:
+    """Return the attention whose weights the product `mixed` multiplies with values; None if it is no such product.
 
     Args:
         program: the program.
-        mixed: a node that is one of `PRODUCTS`.
-        given: inputs to evaluate at.
+        mixed: a node whose operator is one of `PRODUCTS`.
+        sizes: inputs of several lengths by node, at which the graph is evaluated.
 
     Raises:
-        InputError: it is one that the op has not, or in a layout that is not known.
+        InputError: the op does not support this attention, or its layout is not known.
+    """
+    for call in readings(program, mixed):
+        found = find_norm(program, call, sizes)
+        if found is not None:
+            return found
+    return None
+
+
+def readings(program: Program, mixed: Node) -> Iterator[AttentionCall]:
+    """Yield every way to read the product `mixed` as weights times values: which operand is which, in which layout.
+
+    The calls have no norm yet (`norm` is softmax, `logits` the product), which `find_norm` finds. Nothing is yielded if
+    `mixed` is no such product.
+
+    Raises:
+        InputError: the weights follow from several products, or the letters of an einsum fit no product of attention.
     """
     operands = _operands(mixed)
     if operands is None or not program.data >= {*operands}:
-        return None
-    either = (operands, operands[::-1]) if name_of(mixed) == "einsum" else (operands,)
-    for weights, value in either:
+        return
+    for weights, value in (operands, operands[::-1]):
         products = _products_before(program, weights)
         if not any(_alike(product, weights) for product in products):
             continue
@@ -54,34 +70,49 @@ def written_out(program: Program, mixed: Node, given: Mapping[Node, Tensor]) -> 
                 f"attention at {where(mixed)} adds {len(products)} products; Sharp's op has one, of q and k"
             )
         (product,) = products
-        query, key = _logit_operands(product)
-        arranged, restore = _value_operand(mixed, value)
-        query, key, arranged, restore = _with_heads(query, key, arranged, restore)
-        call = AttentionCall(mixed, query, key, arranged, restore, product)
-        found = find_norm(program, call, weights, given)
-        if found is not None:
-            logits, norm = found
-            return replace(call, logits=logits, norm=norm)
-    return None
+        for query, key, logits in _logit_operands(product):
+            arranged, restore, of_weights = _value_operand(mixed, weights, value)
+            query, key, arranged, restore = _with_heads(query, key, arranged, restore)
+            parts = WrittenOut(logits, of_weights, mixed, logits)
+            for result in (mixed, *_divided(mixed, product)):
+                yield AttentionCall(result, query, key, arranged, restore, parts)
+
+
+def _divided(mixed: Node, product: Node) -> list[Node]:
+    """Return the nodes after `mixed` that combine it with another value that depends on `product`, as divisions do.
+
+    Such a graph divides by the sum of the weights only after their product with values.
+    """
+    found: list[Node] = []
+    node = mixed
+    while len(node.users) == 1:
+        (node,) = node.users
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or [*map(str, value.shape)] != [*map(str, mixed.meta["val"].shape)]:
+            break
+        others = {other for other in node.all_input_nodes if mixed not in ancestors(other, until=frozenset({mixed}))}
+        if any(product in ancestors(other, through_sizes=False) for other in others):
+            found.append(node)
+    return found
 
 
 def _has_exponential(weights: Node, products: list[Node]) -> bool:
-    """Something between is that of a norm; sums of products without are mixtures of streams, as Gemma 3n's."""
+    """Whether an exponential of a norm is between; otherwise sums of products mix streams, as in Gemma 3n."""
     between = ancestors(weights, through_sizes=False, until=frozenset(products)) - {*products}
     return any("softmax" in name_of(node) or name_of(node) in ("exp", "sigmoid") for node in between)
 
 
 def _alike(product: Node, weights: Node) -> bool:
-    """Both have a number for every pair of a query and a key."""
+    """Whether both nodes have a number for every pair of a query and a key, judged by their shapes."""
     shapes = [[str(size) for size in node.meta["val"].shape] for node in (product, weights)]
-    return shapes[0][-1] == shapes[1][-1] and len(shapes[1]) > 2 and len(shapes[0]) > 2
+    return len(shapes[0]) > 2 and len(shapes[1]) > 2 and {*shapes[1][-2:]} <= {*shapes[0]}
 
 
 def _products_before(program: Program, weights: Node) -> list[Node]:
-    """The products of two tensors that depend on inputs, neither behind another, that the weights are made of.
+    """Return the last products of two tensors that depend on inputs and that the weights follow from.
 
-    A product with weights of the module is the end: what is before it is no logit any more. Queries may follow from
-    weights alone, as those of attention that pools do; such a product counts where there is no other.
+    The search ends at products with parameters of the module, because what is before them is no logit. Queries may be
+    parameters, as in attention pooling; a product with such queries counts if there is no other.
     """
     found: list[Node] = []
     of_constants: list[Node] = []
@@ -94,10 +125,10 @@ def _products_before(program: Program, weights: Node) -> list[Node]:
         if name_of(node) in PRODUCTS and (operands := _operands(node)) is not None:
             if program.data >= {*operands}:
                 found.append(node)
-            elif name_of(node) != "einsum" and min(rank(one) for one in operands) > 2:
+            elif name_of(node) != "einsum" and min(rank(operand) for operand in operands) > 2:
                 of_constants.append(node)
         else:
-            waiting.extend(one for one in node.all_input_nodes if isinstance(one.meta.get("val"), Tensor))
+            waiting.extend(operand for operand in node.all_input_nodes if isinstance(operand.meta.get("val"), Tensor))
     return found or of_constants
 
 
@@ -106,8 +137,8 @@ def _operands(node: Node) -> tuple[Node, Node] | None:
     if name == "einsum":
         operands = node.args[1]
         assert isinstance(operands, list | tuple)
-        return (operands[0], operands[1]) if len(operands) == 2 else None  # type: ignore[return-value]  # nodes
-    return node.args[0], node.args[1]  # type: ignore[return-value]  # nodes
+        return (operands[0], operands[1]) if len(operands) == 2 else None  # type: ignore[return-value]  # they are nodes
+    return node.args[0], node.args[1]  # type: ignore[return-value]  # they are nodes
 
 
 def _transposed(tensor: Tensor) -> Tensor:
@@ -115,7 +146,7 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def _grouped(tensor: Tensor) -> Tensor:
-    """[batch, kv_heads, group, tokens, dim] -> [batch, heads, tokens, dim]; a group of 1 is shared."""
+    """Join the heads: [batch, kv_heads, group, tokens, dim] -> [batch, heads, tokens, dim]; a group of 1 is removed."""
     return tensor.squeeze(2) if tensor.shape[2] == 1 else tensor.flatten(1, 2)
 
 
@@ -124,7 +155,7 @@ def _grouped_transposed(tensor: Tensor) -> Tensor:
 
 
 def _operand(node: Node, *, transposed: bool) -> Operand:
-    """A factor of a matrix product as [batch, heads, tokens, dim]; `transposed`: [..., dim, tokens] there."""
+    """Return a factor of a matrix product as an operand; `transposed` says that it is [..., dim, tokens]."""
     dimensions = rank(node)
     if dimensions == 5:
         return Operand(node, _grouped_transposed if transposed else _grouped)
@@ -137,12 +168,14 @@ def _operand(node: Node, *, transposed: bool) -> Operand:
 
 
 def _before_folding(node: Node) -> Node | None:
-    """Where [batch * heads, ...] was [batch, heads, ...]."""
+    """Return the node [batch, heads, ...] that `node` [batch * heads, ...] is a view of; None if there is none."""
     size = node.meta["val"].shape
     while name_of(node) in SHAPING:
-        node = node.args[0]  # type: ignore[assignment]  # a node
+        node = node.args[0]  # type: ignore[assignment]  # the argument is a node
         if rank(node) in (4, 5) and node.meta["val"].shape[-2:] == size[-2:]:
-            return node if isinstance(node.meta["val"].shape[1], int) else None  # heads, and not the batch
+            return (
+                node if isinstance(node.meta["val"].shape[1], int) else None
+            )  # only a fixed size can be that of heads
         if rank(node) < 3 or node.meta["val"].shape[-2:] != size[-2:]:
             return None
     return None
@@ -151,11 +184,11 @@ def _before_folding(node: Node) -> Node | None:
 def _with_heads(
     query: Operand, key: Operand, value: Operand, restore: Arrange
 ) -> tuple[Operand, Operand, Operand, Arrange]:
-    """The operands with their heads, where some are [batch * heads, tokens, dim] and the graph says how many heads."""
-    folded = [one.arrange in (one_head, one_head_transposed) for one in (query, key, value)]
+    """Return the operands with a dimension of heads, if some have none but the graph shows the number of heads."""
+    folded = [operand.arrange in (one_head, one_head_transposed) for operand in (query, key, value)]
     if not any(folded):
         return query, key, value, restore
-    heads = next((count for one in (query, key, value) if (count := _heads_of(one)) is not None), None)
+    heads = next((count for operand in (query, key, value) if (count := _heads_of(operand)) is not None), None)
     if heads is None:
         return query, key, value, restore
 
@@ -167,14 +200,19 @@ def _with_heads(
 
     arranged: dict[Arrange, Arrange] = {one_head: unfolded, one_head_transposed: unfolded_transposed}
     query, key, value = (
-        Operand(one.node, arranged[one.arrange]) if apart else one
-        for one, apart in zip((query, key, value), folded, strict=True)
+        Operand(operand.node, arranged[operand.arrange]) if apart else operand
+        for operand, apart in zip((query, key, value), folded, strict=True)
     )
-    return query, key, value, (lambda tensor: tensor.flatten(0, 1)) if folded[2] else restore
+    return query, key, value, _by_matrix(restore) if folded[2] else restore
+
+
+def _by_matrix(restore: Arrange) -> Arrange:
+    """Return the form of `restore` for a graph in which heads are folded into the batch."""
+    return (lambda tensor: _transposed(tensor.flatten(0, 1))) if restore is _no_head_transposed else _heads_in_batch
 
 
 def _heads_of(operand: Operand) -> int | None:
-    """How many heads an operand has: its own, or those that were folded with its batch; None where none are seen.
+    """Return the number of heads of an operand, which may be folded into its batch; None if the graph shows none.
 
     torch.nn.MultiheadAttention views [tokens, batch, heads * dim] as [tokens, batch * heads, dim].
     """
@@ -194,22 +232,53 @@ def _heads_of(operand: Operand) -> int | None:
     return heads if isinstance(heads, int) else None
 
 
-def _logit_operands(product: Node) -> tuple[Operand, Operand]:
+def _logit_operands(product: Node) -> list[tuple[Operand, Operand, Grid]]:
+    """Return the possible queries, keys and layouts of their product: either operand may be the query.
+
+    Raises:
+        InputError: the product is an einsum whose letters are not those of queries and keys.
+    """
     operands = _operands(product)
     assert operands is not None
     if name_of(product) == "einsum":
         return einsum_logits(product, *operands)
-    return _operand(operands[0], transposed=False), _operand(operands[1], transposed=True)
+    rows, columns = _operand(operands[0], transposed=False), _operand(operands[1], transposed=True)
+    return [(rows, columns, matrix(product)), (columns, rows, matrix(product, turned=True))]
 
 
-def _value_operand(mixed: Node, node: Node) -> tuple[Operand, Arrange]:
+def _value_operand(mixed: Node, weights: Node, node: Node) -> tuple[Operand, Arrange, Grid]:
+    """Return the value, the function that brings the output to the layout of `mixed`, and the weights' layout.
+
+    Raises:
+        InputError: `mixed` is an einsum whose letters are not those of weights and values.
+    """
     if name_of(mixed) == "einsum":
-        return einsum_values(mixed, node)
-    value = _operand(node, transposed=False)
+        return einsum_values(mixed, weights, node)
+    turned = mixed.args[0] is node  # the product is values times weights, both transposed
+    value = _operand(node, transposed=turned)
     dimensions = rank(mixed)
+    restore: Arrange
     if dimensions == 4:
-        return value, same
-    if dimensions == 5:
+        restore = _transposed if turned else same
+    elif dimensions == 5:
         groups = mixed.meta["val"].shape[1]
-        return value, lambda tensor: tensor.unflatten(1, (groups, -1))
-    return value, no_head if value.arrange is one_head else lambda tensor: tensor.flatten(0, 1)
+
+        def restore(tensor: Tensor) -> Tensor:
+            tensor = tensor.unflatten(1, (groups, -1))
+            return _transposed(tensor) if turned else tensor
+
+    elif value.arrange in (one_head, one_head_transposed):
+        restore = _no_head_transposed if turned else no_head
+    else:
+        restore = _by_matrix(_no_head_transposed if turned else no_head)
+    return value, restore, matrix(weights, turned=turned)
+
+
+def _no_head_transposed(tensor: Tensor) -> Tensor:
+    """Remove the dimension of heads and transpose: [batch, 1, tokens, dim] -> [batch, dim, tokens]."""
+    return _transposed(no_head(tensor))
+
+
+def _heads_in_batch(tensor: Tensor) -> Tensor:
+    """Fold the heads into the batch: [batch, heads, tokens, dim] -> [batch * heads, tokens, dim]."""
+    return tensor.flatten(0, 1)

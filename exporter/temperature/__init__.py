@@ -1,1 +1,1 @@
-"""`sharp fit-temperature` and `sharp fit-length-scale`: parameters of a norm, fitted to a model."""
+"""`sharp fit-temperature` and `sharp fit-length-scale`, which fit parameters of a norm to a model."""

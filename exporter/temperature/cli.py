@@ -1,4 +1,4 @@
-"""The command `sharp fit-temperature`: the adaptive temperature's polynomial for one model, as a preset and a plot."""
+"""The command `sharp fit-temperature`, which writes the adaptive temperature's polynomial for one model and a plot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from sharp.exporter.checkpoints.path_checks import check_exists
-from sharp.plugins.cli import SharpCommand, status
-from sharp.plugins.errors import InputError
+from sharp.core.cli import SharpCommand, if_interrupted, status
+from sharp.core.errors import InputError
+from sharp.exporter.checkpoints.path_checks import check_checkpoint
+from sharp.exporter.ignore_key import ignore_key_option
 
-if TYPE_CHECKING:  # torch takes seconds to import: not for --help or a typing error
+if TYPE_CHECKING:  # importing torch takes seconds, which --help and wrong options should not
     from sharp.models.temperature_data import Effect
     from sharp.models.temperature_fit import Points
     from sharp.models.temperature_preset import TemperaturePreset
@@ -35,14 +36,18 @@ COMPARED_SAMPLES = 100
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
-    help="Samples of every length.  [default: 1000 sets; 8 sequences; 4 windows]",
+    help="Number of samples per length.  [default: 1000 sets; 8 sequences; 4 windows]",
 )
 @click.option(
     "--set", "parameters", multiple=True, help="A parameter of the task, as FIELD=VALUE.  [default: as trained]"
 )
+@ignore_key_option
 @click.option("--text", "text_file", type=click.Path(path_type=Path), help="Fit a language model to this text.")
 @click.option(
-    "--entropy-threshold", type=click.FloatRange(min=0), default=0.5, help="Leave rows up to it alone, in nats."
+    "--entropy-threshold",
+    type=click.FloatRange(min=0),
+    default=0.5,
+    help="Leave attention with at most this entropy unchanged, in nats.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 2), default=0, help="Seed of the samples.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="CPU threads.")
@@ -59,6 +64,7 @@ def fit_temperature(
     samples: int | None,
     parameters: tuple[str, ...],
     text_file: Path | None,
+    ignore_keys: tuple[str, ...],
     entropy_threshold: float,
     seed: int,
     threads: int,
@@ -68,12 +74,13 @@ def fit_temperature(
 
     CHECKPOINT is a Hugging Face folder or a .gguf file of a causal language model, or a checkpoint of Sharp's own.
 
-    The polynomial of appendix F of "softmax is not enough": 1 / theta as a function of the attention's entropy, theta
-    being the temperature that makes a sample's target most probable. Max-retrieval models are fitted to their task.
-    For language models the paper defines no best temperature; here it is one for all heads, the target is the next
-    token of a text, or of the output that a task expects.
+    The result is the polynomial of appendix F of "softmax is not enough", which gives 1 / theta as a function of the
+    attention's entropy. Theta is the temperature that makes a sample's target most probable. Max-retrieval models are
+    fitted to their task. For language models the paper defines no best temperature; here all heads share one, and the
+    target is the next token of a text, or of the output that a task expects.
     """
-    check_exists(checkpoint)  # before seconds of imports
+    if_interrupted("nothing was written")
+    check_checkpoint(checkpoint)  # before imports that take seconds
     with status(f"Reading {checkpoint}"):
         import torch
 
@@ -96,7 +103,7 @@ def fit_temperature(
         elif parameters:
             raise InputError("a text has no parameters; leave out --set")
         else:
-            model, data = find_texts(checkpoint, lengths, text_file)
+            model, data = find_texts(checkpoint, lengths, text_file, ignore_keys)
     samples = samples or data.usual_samples
     points = find_points(model, data, samples, seed, entropy_threshold)
     coefficients = fit_polynomial(points)
@@ -114,7 +121,12 @@ def fit_temperature(
     temperatures = (None, read_temperature("icml2025"), AdaptiveTemperature(coefficients, entropy_threshold))
     language = not isinstance(model, MaxRetrieval)
     unseen = min(samples, COMPARED_SAMPLES), seed + 1
-    report(preset, points, [measure_effect(model, data.sample(*unseen), one) for one in temperatures], language)
+    report(
+        preset,
+        points,
+        [measure_effect(model, data.sample(*unseen), temperature) for temperature in temperatures],
+        language,
+    )
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"wrote {output}" + (f"; {hint}" if hint else f" and {output.with_suffix('.png')}"))
     options = "--norm adaptive-temperature --untrained-norm --temperature-coefficients"
@@ -122,13 +134,17 @@ def fit_temperature(
 
 
 def report(preset: TemperaturePreset, points: Points, effects: list[Effect], language: bool) -> None:
-    """Print the polynomial, what it is fitted to, and the effects of softmax, the paper's polynomial and this one."""
+    """Print the polynomial, its samples, and the effects of softmax, the paper's polynomial and this polynomial.
+
+    `effects` are these three, in this order, on other samples than those of the fit. `language` says that the model is
+    a language model, which is judged by its cross entropy and not by its accuracy.
+    """
     console = Console(highlight=False, soft_wrap=True)
     low, high = preset.entropy_range
     terms = [f"{value:+.4g}" for value in preset.temperature_coefficients]
     console.print(f"1/theta = polynomial of the entropy, highest power first: {', '.join(terms)}")
     console.print(
-        f"fitted to {points.samples} of {points.generated} samples, whose target is not the maximum already; "
+        f"fitted to {points.samples} of {points.generated} samples, whose target is not already the largest logit; "
         f"entropies from {low:.2f} to {high:.2f} nats"
     )
     plain, published, fitted = effects
@@ -137,12 +153,13 @@ def report(preset: TemperaturePreset, points: Points, effects: list[Effect], lan
         console.print(
             f"  {name:24}accuracy {100 * effect.accuracy:.1f} %, cross entropy {effect.cross_entropy:.3f} nats"
         )
-    # Sharper weights make a set model right more often and too sure of itself; a language model lives by the latter.
+    # Sharper weights make a set model right more often but overconfident, so it is judged by accuracy. A language model
+    # is judged by cross entropy.
     worse = fitted.cross_entropy > plain.cross_entropy if language else fitted.accuracy < plain.accuracy
     if worse:
         console.print("[bold red]This polynomial makes the model worse than plain softmax[/]; do not use it as it is")
     if preset.temperature_coefficients[0] > 0:
         console.print(
-            f"[bold red]Beyond {high:.2f} nats it rises without bound[/], which makes attention nearly hard there; "
-            "fit to longer samples before using it at longer lengths"
+            f"[bold red]Beyond {high:.2f} nats the polynomial rises without bound[/], which makes attention nearly "
+            "hard there; fit to longer samples before using it at longer lengths"
         )

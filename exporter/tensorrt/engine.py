@@ -1,4 +1,4 @@
-"""Engines of TensorRT and of TensorRT-RTX: what both are built with. Their Python packages have the same interface."""
+"""Building of engines, shared by TensorRT and TensorRT-RTX, whose Python packages have the same interface."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,30 +10,32 @@ from typing import Any
 import onnx
 from rich.progress import Progress, TaskID
 
+from sharp.core.engine_manifest import EngineLimits, EngineManifest, ShapeRange, manifest_path
+from sharp.core.errors import InputError, SharpError
+from sharp.core.manifest import Manifest
 from sharp.exporter.tensorrt import quantized_weights
-from sharp.plugins.engine_manifest import EngineLimits, EngineManifest, ShapeRange, manifest_path
-from sharp.plugins.errors import InputError, SharpError
-from sharp.plugins.manifest import Manifest
 
 
 @dataclass(frozen=True)
-class Engine:
+class TensorRTEngine:
     """A serialized engine and its manifest."""
 
     content: bytes
     manifest: EngineManifest
 
     def write(self, path: Path) -> None:
-        """Write the engine to `path` and the manifest to `path` with .json behind its name."""
+        """Write the engine to `path`, and the manifest to `path` with .json appended to its name; both are replaced."""
         path.write_bytes(self.content)
         manifest_path(path).write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def check_quantization(path: Path, manifest: Manifest, runtime: str) -> None:
-    """Refuse a model whose quantized weights the runtime has no form for.
+    """Check that the runtime can represent the quantized weights of a model.
+
+    `path` (the model's file) and `runtime` (the runtime's name) are for the messages.
 
     Raises:
-        InputError: its blocks are too small, or its opset is.
+        InputError: the blocks of the weights are too small, or the model's opset is too old.
     """
     if manifest.quantization == "int4":
         raise InputError(
@@ -58,15 +60,17 @@ def build_engine(
     progress: Progress,
     plugin: str | None = None,
     compute_capability: int | None = None,
-) -> Engine:
-    """Parse `model`, whose weights lie in `folder`, and build; quantized weights are given their standard form.
+) -> TensorRTEngine:
+    """Parse `model`, whose weights are in `folder`, and build an engine, with quantized weights in standard form.
 
-    `trt` is the Python package of `runtime`; `configure`
-    is given the builder's configuration. There is an optimization profile for each of `limits`, the last of which are
-    the engine's. Each phase of the builder becomes a bar of `progress`.
+    `trt` is the Python package of `runtime`, a name. `configure` is called once with the builder's configuration and
+    changes it. There is an optimization profile for each of `limits`; the last are the limits of the engine. Each phase
+    of the builder becomes a bar of `progress`. `plugin` and `compute_capability` (89 is 8.9) go into the manifest: the
+    file name of the plugin that the engine needs, and the GPUs that it is for, None if neither is said. A model with
+    quantized weights is changed in place.
 
     Raises:
-        InputError: the runtime cannot read the model.
+        InputError: the runtime cannot read the model, or `configure` refuses its settings.
         SharpError: the engine could not be built.
     """
     path = folder / manifest.model_file
@@ -93,7 +97,7 @@ def build_engine(
         otherwise = "; exported with --target portable, the model needs no plugin" if plugin else ""
         raise SharpError(f"{runtime} could not build an engine from {path}; its messages are above{otherwise}")
     content = bytes(engine)
-    return Engine(
+    return TensorRTEngine(
         content,
         EngineManifest(
             backend=runtime,
@@ -112,14 +116,21 @@ def build_engine(
 def readable(
     model: onnx.ModelProto, path: Path, manifest: Manifest
 ) -> AbstractContextManager[tuple[onnx.ModelProto, Path]]:
-    """The model as parsers read it, and the file that its weights lie beside."""
+    """Return a context that yields the model in a form that parsers read, and the path of a file beside its weights.
+
+    `path` is the model's file. A model with quantized weights is rewritten in place, and yields a copy in a temporary
+    folder, see `with_standard_weights`.
+    """
     if manifest.quantization is None:
         return nullcontext((model, path.resolve()))
     return quantized_weights.with_standard_weights(model, path)
 
 
 def progress_monitor(trt: Any, progress: Progress) -> Any:
-    """Shows the builder's phases, which nest, as bars; a phase's bar goes when it ends."""
+    """Return a monitor for `trt`'s builder configuration, which shows the builder's nested phases as bars.
+
+    A bar is in `progress` until its phase ends.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -133,10 +144,10 @@ def progress_monitor(trt: Any, progress: Progress) -> Any:
         def step_complete(self, phase_name: str, step: int) -> bool:
             if (task := self.tasks.get(phase_name)) is not None:
                 progress.update(task, completed=step + 1)
-            return True  # go on
+            return True  # continue the build
 
         def phase_finish(self, phase_name: str) -> None:
-            # Two phases may have one name; an exception would end the process, as the builder calls from C++.
+            # Two phases may have the same name. An error here would end the process, as the builder calls from C++.
             if (task := self.tasks.pop(phase_name, None)) is not None:
                 progress.remove_task(task)
 
@@ -144,9 +155,9 @@ def progress_monitor(trt: Any, progress: Progress) -> Any:
 
 
 def size_ranges(manifest: Manifest, limits: EngineLimits) -> Mapping[str, tuple[int, int, int]]:
-    """The smallest, usual and largest value of every dynamic size, by its name in the graph."""
+    """Return the smallest, usual and largest value of every dynamic size (dim_param), by its name in the graph."""
     block = manifest.cache.block_size
-    blocks = -(-limits.context // block)  # of one sequence
+    blocks = -(-limits.context // block)  # blocks of one sequence
     all_blocks = blocks * limits.sequences
 
     def up_to(most: int, least: int = 1) -> tuple[int, int, int]:
@@ -169,7 +180,10 @@ def size_ranges(manifest: Manifest, limits: EngineLimits) -> Mapping[str, tuple[
 
 
 def shape_ranges(model: onnx.ModelProto, ranges: Mapping[str, tuple[int, int, int]]) -> dict[str, ShapeRange]:
-    """The smallest, usual and largest shape of every input that varies."""
+    """Return the smallest, usual and largest shape of every input with dynamic sizes, by the input's name.
+
+    `ranges` has the bounds of every size by its name in the graph, see `size_ranges`.
+    """
     constants = {tensor.name for tensor in model.graph.initializer}
     shapes = {}
     for value in model.graph.input:

@@ -1,14 +1,14 @@
-"""Quantized weights as TensorRT has them: MatMulNBits of ONNX Runtime as DequantizeLinear and MatMul, numbers the same.
+"""Quantized weights for TensorRT: MatMulNBits of ONNX Runtime as DequantizeLinear and MatMul with the same values.
 
-MatMulNBits multiplies with w = s (q - z): q of 4 or 8 bits without a sign, and for each block of inputs a scale s,
-which may be negative, and a zero point z. TensorRT dequantizes blocks of signed 4 bits only, with positive scales and
-without zero points. With u = q for s > 0, 2^bits - 1 - q for s < 0, and y the zero point turned over likewise,
+MatMulNBits multiplies with w = s (q - z), where q has 4 or 8 bits without a sign. Each block of inputs has a scale s,
+which may be negative, and a zero point z. TensorRT dequantizes only blocks of signed 4 bits, with positive scales and
+without zero points. Let u = q for s > 0 and u = 2^bits - 1 - q for s < 0, and let y be z, reflected in the same way:
 
     4 bits:  w = |s| (u - 8) + |s| (8 - y)
     8 bits:  w = 16 |s| (u // 16 - 8) + |s| (u % 16 - 8) + |s| (136 - y)
 
-so that a product becomes one or two over weights of 4 bits, and one of the last term, which is the same for all of a
-block, with the sums of the block's activations, in float32. An embedding that shares a weight becomes floats.
+So a product becomes one or two products with weights of 4 bits. The last term is equal within a block, so its product
+is with the sums of the block's activations, in float32. An embedding that shares a weight becomes floats.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,19 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from sharp.exporter.graph.quantization import DOMAIN, INLINE_BYTES
 
-BLOCKS = (64, 128)  # that TensorRT takes for 4 bits
-OPSET = 21  # the first whose DequantizeLinear has blocks and 4 bits
+BLOCKS = (64, 128)  # block sizes that TensorRT takes for 4 bits
+OPSET = 21  # the first opset whose DequantizeLinear has blocks and 4 bits
 
 Array = NDArray[Any]
 
 
 @contextmanager
 def with_standard_weights(model: onnx.ModelProto, path: Path) -> Iterator[tuple[onnx.ModelProto, Path]]:
-    """The model of the file `path`, loaded without its weights, in TensorRT's form, and where its weights lie then.
+    """Bring the weights of a model to TensorRT's form, and yield another model and its file, beside its weights.
 
-    They lie in a temporary folder, until the end of the context.
+    `model` was loaded from `path` without its weights. It is changed in place: its weights are loaded and rewritten by
+    `write_standard_weights`. The yielded model is read from the new file, without its weights. File and weights are in
+    a temporary folder, which exists until the end of the context.
     """
     load_external_data_for_model(model, str(path.parent))
     write_standard_weights(model)
@@ -53,7 +55,11 @@ def with_standard_weights(model: onnx.ModelProto, path: Path) -> Iterator[tuple[
 
 
 def write_standard_weights(model: onnx.ModelProto) -> None:
-    """Replace ONNX Runtime's own quantized ops by standard ones; `model` has its weights in memory."""
+    """Replace ONNX Runtime's MatMulNBits and GatherBlockQuantized by standard ops of equal values, in place.
+
+    `model` has its weights in memory. Initializers that are read no longer, and the ops' domain if nothing else uses
+    it, are removed.
+    """
     rewritten = _Rewritten({tensor.name: tensor for tensor in model.graph.initializer})
     for node in model.graph.node:
         if (node.domain, node.op_type) == (DOMAIN, "MatMulNBits"):
@@ -78,7 +84,10 @@ def write_standard_weights(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True)
 class _Packed:
-    """Numbers [outputs, blocks, block] as they are stored, scales and zero points [outputs, blocks, 1]."""
+    """A quantized weight: stored numbers [outputs, blocks, block], scales and zero points [outputs, blocks, 1].
+
+    The numbers, of 4 or 8 `bits` without a sign, and the zero points are int16. The weight is scale * (number - zero).
+    """
 
     numbers: Array
     scales: Array
@@ -86,12 +95,16 @@ class _Packed:
     bits: int
 
     def weight(self, inputs: int) -> Array:
-        """As floats [outputs, inputs]."""
+        """Return the weight [outputs, inputs], in the dtype of the scales, without the padding of the last block."""
         values = self.scales.astype(np.float32) * (self.numbers.astype(np.float32) - self.zero_points)
         return values.reshape(len(values), -1)[:, :inputs].astype(self.scales.dtype)
 
     def planes(self) -> tuple[list[tuple[Array, Array]], Array]:
-        """Numbers from -8 to 7 [inputs, outputs] with scales [blocks, outputs], and the last term [blocks, outputs]."""
+        """Split the weight into planes of 4-bit numbers, whose sum, with a term of zero points, is the weight.
+
+        A plane is (numbers from -8 to 7 [inputs, outputs], scales [blocks, outputs]); there is one for 4 bits and two
+        for 8. The second result, the term, is float32 [blocks, outputs]: it is added to each number of the block.
+        """
         most = 2**self.bits - 1
         turned = self.scales < 0
         empty = self.scales == 0
@@ -110,16 +123,19 @@ class _Packed:
 
 
 class _Rewritten:
-    """The nodes and constants of the graph to be."""
+    """A collector of the standard ONNX nodes and constants that replace a graph's quantized products.
+
+    `nodes` are in order. `constants` are initializers by name; `weights` are those of the original graph.
+    """
 
     def __init__(self, weights: dict[str, onnx.TensorProto]) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self._weights = weights
-        self._sums: dict[tuple[str, int], str] = {}  # of activations over blocks
+        self._sums: dict[tuple[str, int], str] = {}  # (activations, block size) -> sums over blocks
 
     def write_product(self, node: onnx.NodeProto) -> None:
-        """MatMulNBits."""
+        """Write a MatMulNBits node as standard ops."""
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         inputs, block = given["K"], given["block_size"]
         packed = self._read(node.input[1], node.input[2], _optional(node, 3), given["bits"], given["N"], block)
@@ -148,7 +164,7 @@ class _Rewritten:
         self.nodes[-1].output[0] = output
 
     def write_gather(self, node: onnx.NodeProto) -> None:
-        """GatherBlockQuantized, of rows whose blocks lie along the second axis."""
+        """Write a GatherBlockQuantized node, with blocks along the second axis, as Gather from a table of floats."""
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         data, indices, scales = node.input[:3]
         rows = self._weights[data].dims[0]
@@ -168,7 +184,7 @@ class _Rewritten:
         return _Packed(numbers.astype(np.int16), found, zeros.astype(np.int16)[:, :, None], bits)
 
     def _sum(self, activations: str, inputs: int, block: int, half: bool) -> str:
-        """Activations summed over blocks, float32 [rows, blocks]; those that several products read once."""
+        """Return activations summed over blocks, float32 [rows, blocks]; several products share one sum."""
         if (activations, block) not in self._sums:
             name = f"{activations}.blocks{block}"
             shape = self._constant(f"{name}.shape", np.array([-1, inputs // block, block], np.int64))
@@ -192,7 +208,7 @@ def _optional(node: onnx.NodeProto, place: int) -> str:
 
 
 def _unpacked(stored: Array, bits: int) -> Array:
-    """Numbers of 4 bits, the lower half of a byte first, or bytes as they are."""
+    """Unpack numbers of 4 bits, the lower half of a byte first; numbers of 8 bits stay as they are."""
     if bits == 8:
         return stored
     return np.stack([stored & 15, stored >> 4], axis=-1).reshape(len(stored), -1)
@@ -203,7 +219,7 @@ def _inputs_first(numbers: Array) -> Array:
 
 
 def _int4(name: str, numbers: Array) -> onnx.TensorProto:
-    """A tensor of signed 4 bits, two in a byte."""
+    """Return a tensor of signed 4-bit numbers, two in a byte."""
     flat = (numbers.reshape(-1) & 15).astype(np.uint8)
     flat = np.append(flat, np.zeros(flat.size % 2, np.uint8))
     return helper.make_tensor(name, TensorProto.INT4, numbers.shape, (flat[::2] | flat[1::2] << 4).tobytes(), raw=True)

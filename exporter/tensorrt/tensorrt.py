@@ -1,4 +1,4 @@
-"""Engines of TensorRT, built on the GPU that they are for; attention is Sharp's plugin in them."""
+"""Engines of TensorRT, built on the GPU that will run them, with Sharp's plugin for attention."""
 
 from pathlib import Path
 from typing import Any
@@ -6,33 +6,37 @@ from typing import Any
 import onnx
 from rich.progress import Progress
 
+from sharp.core.engine_manifest import EngineLimits
+from sharp.core.errors import InputError, SharpError
+from sharp.core.manifest import Manifest
 from sharp.exporter.graph.lowering import inline
-from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
+from sharp.exporter.tensorrt.engine import TensorRTEngine, build_engine, check_quantization
 from sharp.plugins import library_path
 from sharp.plugins.cuda.device import find_device
 from sharp.plugins.cuda.model_package import add_kernels_for_gpu
-from sharp.plugins.engine_manifest import EngineLimits
-from sharp.plugins.errors import InputError, SharpError
-from sharp.plugins.manifest import Manifest
-from sharp.plugins.ops import schema
-from sharp.plugins.ops.function_body import rename_old_attention
+from sharp.plugins.op import schema
+from sharp.plugins.op.function_body import rename_old_attention
 from sharp.plugins.tensorrt.nodes import leave_to_plugin
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 RUNTIME = "TensorRT"
-FP8_CAPABILITY = 89  # the least that TensorRT has fp8 tensors on
+FP8_CAPABILITY = 89  # the lowest compute capability on which TensorRT has fp8 tensors
 
 
-def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress) -> Engine:
-    """The engine of the model in `folder`, for this machine's GPU.
+def build(
+    folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: Path, progress: Progress
+) -> TensorRTEngine:
+    """Build the engine of the model in `folder`, for this machine's GPU.
 
-    Attention nodes become plugins of `libsharp_trt.so`. Where the plugin is missing, or the parser would not take it,
-    those of a model that is not paged become the standard ops of their function body; `progress` says so. A paged model
-    gets two optimization profiles: one for steps that compute a token of each sequence, and one for all steps.
-    `timing_cache` is read if it is there, and written: it makes the next build faster.
+    Attention nodes become plugins of `libsharp_trt.so`. If the plugin is missing, attention nodes of a model that is
+    not paged become the standard ops of their function body, and `progress` prints a note. A paged model gets two
+    optimization profiles, one for steps that compute one token of each sequence and one for all steps. The file
+    `timing_cache` is read if it exists, and written, which makes the next build faster. With the plugin, kernels for
+    this GPU are added to `folder` if it lacks them. Nothing else is written; `TensorRTEngine.write` writes the engine.
 
     Raises:
-        InputError: TensorRT cannot read the model, or has no cache like its own on this GPU, or kernels are missing.
+        InputError: TensorRT cannot read the model, or does not support its weights or its cache on this GPU; kernels or
+            the plugin that the model needs are missing; or `timing_cache` is of another version.
         SharpError: TensorRT or the plugin is missing, or the engine could not be built.
     """
     trt = import_tensorrt(", or build for --backend tensorrt-rtx, which needs neither GPU nor plugin")
@@ -44,13 +48,13 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
     paged = manifest.cache.form == "paged"
     plugin = None
     if manifest.target != "portable":
-        rename_old_attention(model)  # the parser goes by names without domains: Attention is ONNX's own to it
+        rename_old_attention(model)  # the parser ignores domains and would take Attention for ONNX's op
         obstacle = None if paged else _obstacle()
         if obstacle is None:
             leave_to_plugin(model)
             flag_as_int32(model)
             plugin = load_plugin(trt)
-            add_kernels_for_gpu(folder)  # the builder runs the plugin
+            add_kernels_for_gpu(folder)  # the builder runs the plugin, which needs the kernels
         elif model.functions:
             progress.console.print(f"attention becomes standard ops: {obstacle}", highlight=False, soft_wrap=True)
             model = inline(model)
@@ -63,7 +67,7 @@ def build(folder: Path, manifest: Manifest, limits: EngineLimits, timing_cache: 
 
     def configure(config: Any) -> None:
         if plugin:
-            # Without it the plugin copies the whole cache in every step.
+            # Without this feature, the plugin copies the whole cache in every step.
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         cache = config.create_timing_cache(timing_cache.read_bytes() if timing_cache.is_file() else b"")
         if cache is None or not config.set_timing_cache(cache, False):
@@ -98,7 +102,7 @@ def _check_fp8(path: Path) -> None:
 
 
 def _obstacle() -> str | None:
-    """Why attention nodes cannot become the plugin."""
+    """Return the reason why attention nodes cannot become the plugin; None if they can."""
     try:
         library_path("tensorrt")
     except SharpError as error:
@@ -107,10 +111,10 @@ def _obstacle() -> str | None:
 
 
 def flag_as_int32(model: onnx.ModelProto) -> None:
-    """Give the plugins `collect_stats` as int32: TensorRT does not say that a plugin may have inputs of bool.
+    """Pass `collect_stats` to plugins as int32, in place, because TensorRT does not document bool inputs of plugins.
 
     Raises:
-        InputError: it is not an input of the model.
+        InputError: `collect_stats` is not an input of the model.
     """
     indices = {definition.name: definition.input_names.index("collect_stats") for definition in schema.OPS}
     casts: dict[str, onnx.NodeProto] = {}

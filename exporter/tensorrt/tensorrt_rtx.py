@@ -1,4 +1,4 @@
-"""Engines of TensorRT-RTX, built without a GPU: its builder compiles for any compute capability ahead of time."""
+"""Engines of TensorRT-RTX, whose builder compiles for any compute capability ahead of time and needs no GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -6,26 +6,29 @@ from typing import Any
 import onnx
 from rich.progress import Progress
 
+from sharp.core.engine_manifest import EngineLimits
+from sharp.core.errors import InputError
+from sharp.core.manifest import Manifest
 from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.exporter.graph.lowering import inline
-from sharp.exporter.tensorrt.engine import Engine, build_engine, check_quantization
-from sharp.plugins.engine_manifest import EngineLimits
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest
+from sharp.exporter.tensorrt.engine import TensorRTEngine, build_engine, check_quantization
 
 RUNTIME = "TensorRT-RTX"
 
 
 def build(
     folder: Path, manifest: Manifest, compute_capability: int, limits: EngineLimits, progress: Progress
-) -> Engine:
-    """The engine of the model in `folder`, for GPUs of this compute capability (89 is 8.9).
+) -> TensorRTEngine:
+    """Build the engine of the model in `folder`, for GPUs of this compute capability (89 is 8.9).
 
-    The attention runs as the standard ops of its function body: TensorRT-RTX takes no plugins.
+    Attention runs as the standard ops of its function body, because TensorRT-RTX takes no plugins. Nothing is written;
+    `TensorRTEngine.write` writes the engine.
 
     Raises:
-        InputError: TensorRT-RTX does not know the compute capability, or cannot read the model.
+        InputError: TensorRT-RTX does not know the compute capability, does not support the model's weights, cache or
+            target, or cannot read the model.
         SharpError: the engine could not be built.
+        ImportError: the package of TensorRT-RTX is not installed.
     """
     import tensorrt_rtx_bindings as trt
 
@@ -49,7 +52,7 @@ def build(
     if manifest.cache.key_screens:
         leave_out_key_screens(model)
     if model.functions:
-        model = inline(model)  # layers that differ call overloads of the function, and its parser may know none
+        model = inline(model)  # layers that differ call overloads of the function, which the parser may not support
 
     def configure(config: Any) -> None:
         config.num_compute_capabilities = 1

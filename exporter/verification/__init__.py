@@ -1,1 +1,1 @@
-"""Verification: the written model against PyTorch."""
+"""The verification of a written model, which compares it with PyTorch."""

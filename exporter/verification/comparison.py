@@ -1,4 +1,4 @@
-"""Does the model folder compute what PyTorch computes? One case on one runtime, compared."""
+"""The comparison of a model folder with PyTorch: one case in one runtime."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.manifest import Cache, Target
+from sharp.core.manifest import Cache, Target
 
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -16,29 +16,30 @@ Doubles = NDArray[np.float64]
 
 
 class Runtime(NamedTuple):
-    """What a folder is run with: Sharp's library, or ONNX Runtime alone, which inlines the function body."""
+    """A way to run a folder: with Sharp's library, or with ONNX Runtime alone, which inlines the function body."""
 
     name: str
     kernels: bool
 
 
 KERNELS, INLINED = Runtime("kernels", True), Runtime("inlined", False)
-WIDENED = "in float32"  # behind the name of a runtime that had a bfloat16 model's copy in float32
+WIDENED = "in float32"  # the end of the runtime's name if it ran the float32 copy of a bfloat16 model
 
 
 def runtimes_of(target: Target, cache: Cache) -> tuple[Runtime, ...]:
-    """The runtimes that a folder is verified in; a portable model's body is inlined already."""
+    """Return the runtimes that a folder is verified in. A portable model has its body inlined already."""
     if target == "portable":
         return (INLINED,)
-    # There is no body for auxiliary cache tensors.
+    # The function body does not support auxiliary cache tensors, and a model for TensorRT has no body.
     return (KERNELS,) if cache.beside or target == "tensorrt" else (KERNELS, INLINED)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest of logits, relative to the largest logit of the case, and of entropies, in nats; and their means.
+    """The largest and the mean differences of a case.
 
-    `cached` is of a key or value in a cache, relative to the largest there.
+    Differences of logits are relative to the largest logit of the case, those of entropies are in nats. `cached` is the
+    largest difference of a key or value in a cache, relative to the largest number of the cache.
     """
 
     logits: float
@@ -48,28 +49,29 @@ class Difference:
     mean_entropy: float = math.inf
 
 
-# Float32 sums in another order differ by some 1e-6 a layer.
+# Sums of float32 numbers in another order differ by some 1e-6 per layer.
 FLOAT32 = Difference(logits=1e-4, entropy=1e-3, cached=1e-4)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One sequence of a case: its tokens of the last step, and those of the steps before it."""
+class CaseShape:
+    """The size of one sequence of a case: `tokens` in the last step, `context` tokens in earlier steps."""
 
     tokens: int
     context: int = 0
 
-    def within(self, most: int) -> "Shape":
-        """As much of it as a model has positions for."""
+    def within(self, most: int) -> "CaseShape":
+        """Return this shape, shortened to at most `most` tokens, the number of positions of a model."""
         tokens = min(self.tokens, most)
-        return Shape(tokens, min(self.context, most - tokens))
+        return CaseShape(tokens, min(self.context, most - tokens))
 
 
 @dataclass(frozen=True)
 class CaseOutputs:
-    """What a model says to one sequence: logits [rows, outputs], entropies [layers, rows, q_heads].
+    """The outputs of a model for one sequence: logits [rows, outputs], entropies [layers, rows, q_heads].
 
-    `keys` and `values` are what every cache then holds, each [tokens, kv_heads, dim]; empty in the form without one.
+    `keys` and `values` have the content of every cache after the last step, each [tokens, kv_heads, dim]. They are
+    empty in the form without a cache.
     """
 
     logits: Floats | Doubles
@@ -80,7 +82,10 @@ class CaseOutputs:
 
 @dataclass(frozen=True)
 class HeadEntropies:
-    """Sums over the rows of a case, and the largest difference, per head: each [layers, q_heads], in nats."""
+    """The entropies of every head in nats: their sums over the rows of a case, and the largest difference.
+
+    Each array is [layers, q_heads].
+    """
 
     rows: int
     expected: Doubles
@@ -89,21 +94,22 @@ class HeadEntropies:
 
 
 class Error(NamedTuple):
-    """Of all tensors of a kind: the largest difference and the mean, relative to the largest number of each tensor."""
+    """The largest and the mean difference of all tensors of a kind, relative to the largest number of each tensor."""
 
     largest: float
     mean: float
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One case on one runtime, against PyTorch.
+class CaseComparison:
+    """The comparison of one case in one runtime with PyTorch.
 
-    `logits_error` is max |difference| / max |PyTorch logit|, `mean_logits_error` the mean of that; `entropy_error` and
-    its mean are in nats, over all layers and heads. `cached` has the errors of keys and values in the caches.
-    `tolerance` is what errors may be; means of what is cached may differ as those of logits. `rounding` is there where
-    the reference is PyTorch in float64: what PyTorch in float32 differs from it by. A layer whose entropies differ by
-    more than its `layer_tolerances` attends to something else.
+    `logits_error` is max |difference| / max |PyTorch logit|, and `mean_logits_error` is mean |difference| divided by
+    the same number. `entropy_error` and `mean_entropy_error` are in nats, over all layers and heads. `cached` has the
+    errors of keys and values in the caches. `tolerance` has the largest errors that pass; its `mean_logits` also limits
+    the mean errors of cached keys and values. `rounding` is set if the reference is PyTorch in float64, and has the
+    differences of PyTorch in float32 from this reference. A layer attends to something else if its entropies differ by
+    more than its entry in `layer_tolerances`.
     """
 
     runtime: str
@@ -122,28 +128,36 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """The errors are within their tolerance (a nan is not)."""
+        """Whether all errors are within their tolerance; NaN never is."""
         allowed = self.tolerance
         return (
             self.logits_error <= allowed.logits
             and self.entropy_error <= allowed.entropy
             and self.mean_logits_error <= allowed.mean_logits
             and self.mean_entropy_error <= allowed.mean_entropy
-            and all(one.largest <= allowed.cached and one.mean <= allowed.mean_logits for one in self.cached.values())
+            and all(
+                error.largest <= allowed.cached and error.mean <= allowed.mean_logits for error in self.cached.values()
+            )
         )
 
     @property
     def difference(self) -> str:
-        """What differs where, for a message."""
+        """A phrase for messages: the case, the runtime, and each error with its limit."""
         allowed = self.tolerance
         said = (
             f"{self.case!r} ({self.runtime}): logits by {self.logits_error:.1e} ({allowed.logits:.1e} allowed), "
             f"entropy by {self.entropy_error:.1e} ({allowed.entropy:.1e} allowed)"
         )
         wrong = [
-            f"{name} by {one.largest:.1e}" for name, one in self.cached.items() if not one.largest <= allowed.cached
+            f"{name} by {error.largest:.1e}"
+            for name, error in self.cached.items()
+            if not error.largest <= allowed.cached
         ]
-        far = [f"{name} by {one.mean:.1e}" for name, one in self.cached.items() if not one.mean <= allowed.mean_logits]
+        far = [
+            f"{name} by {error.mean:.1e}"
+            for name, error in self.cached.items()
+            if not error.mean <= allowed.mean_logits
+        ]
         if wrong:
             said += f", cached {' and '.join(wrong)} ({allowed.cached:.1e} allowed)"
         if allowed.mean_logits == math.inf:
@@ -157,12 +171,12 @@ class Comparison:
 
     @property
     def layer_entropy_errors(self) -> tuple[float, ...]:
-        """The largest error of every layer."""
+        """The largest error of an entropy in each layer, in nats."""
         return tuple(self.heads.error.max(axis=1).tolist())
 
     @property
     def first_wrong_layer(self) -> int | None:
-        """The first layer whose attention differs; None where all attend alike."""
+        """The number (from 0) of the first layer whose attention differs from PyTorch's; None if no layer's does."""
         layers = enumerate(zip(self.layer_entropy_errors, self.layer_tolerances, strict=True))
         return next((layer for layer, (error, allowed) in layers if not error <= allowed), None)
 
@@ -173,20 +187,25 @@ def compare(
     computed: Sequence[CaseOutputs],
     expected: Sequence[CaseOutputs],
     tolerance: Difference = FLOAT32,
-) -> Comparison:
-    """The differences between `computed` and `expected`, what PyTorch says to the same sequences."""
+) -> CaseComparison:
+    """Compare the outputs in `computed` with those in `expected`, which PyTorch computed for the same sequences.
+
+    `runtime` and `case` are names. Errors beyond `tolerance` raise nothing; see `CaseComparison.passed`.
+    """
     pairs = list(zip(computed, expected, strict=True))
-    # numpy's maximum and not Python's, which drops a nan that is not the first.
+    # numpy's maximum is NaN if any number is; Python's ignores NaN unless it comes first.
     logits = np.concatenate([np.abs(found.logits - reference.logits).ravel() for found, reference in pairs])
     largest = float(np.max([np.abs(reference.logits).max() for reference in expected]))
     heads = _head_entropies(pairs)
-    return Comparison(
+    return CaseComparison(
         runtime=runtime,
         case=case,
         rows=heads.rows,
         logits_error=float(logits.max()) / largest,
         entropy_error=float(heads.error.max()),
-        same_greedy=sum(int((one.logits.argmax(-1) == other.logits.argmax(-1)).sum()) for one, other in pairs),
+        same_greedy=sum(
+            int((found.logits.argmax(-1) == reference.logits.argmax(-1)).sum()) for found, reference in pairs
+        ),
         mean_logits_error=float(logits.mean(dtype=np.float64)) / largest,
         mean_entropy_error=float(np.mean(np.concatenate([np.abs(a.entropy - b.entropy).ravel() for a, b in pairs]))),
         heads=heads,
@@ -201,8 +220,8 @@ def _cached_errors(pairs: Sequence[tuple[CaseOutputs, CaseOutputs]]) -> dict[str
     for name in ("keys", "values"):
         caches = [
             (np.abs(actual - reference), np.abs(reference).max())
-            for one, expected in pairs
-            for actual, reference in zip(getattr(one, name), getattr(expected, name), strict=True)
+            for outputs, expected in pairs
+            for actual, reference in zip(getattr(outputs, name), getattr(expected, name), strict=True)
         ]
         if caches:
             errors = np.concatenate([(difference / largest).ravel() for difference, largest in caches])

@@ -1,4 +1,4 @@
-"""Does the written model write what PyTorch writes? Greedy tokens, one by one."""
+"""The comparison of greedy decoding by the written model with PyTorch, token by token."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from sharp.exporter.verification.comparison import Floats, Tokens
 
-DRAFT_TOKENS = 16  # read at a time
+DRAFT_TOKENS = 16  # the number of draft tokens that one step reads
 
 # New tokens int64 [n] of one sequence -> the logits [n, vocab] after each of them.
 Append = Callable[[Tokens], Floats]
@@ -15,11 +15,11 @@ Append = Callable[[Tokens], Floats]
 
 @dataclass(frozen=True)
 class Continuation:
-    """The greedy tokens of one runtime, and what PyTorch predicts at each of them.
+    """The greedy tokens of one runtime, compared with PyTorch's prediction after the same tokens.
 
-    `same` counts the tokens that PyTorch too picks after the tokens before them; up to the first other one, at index
-    `first_difference`, the completion is PyTorch's own. `tied` counts those of the others that PyTorch finds as likely
-    as its own, within what logits may differ by.
+    `same` counts the tokens that PyTorch also picks. `first_difference` is the index of the first other token; up to
+    this index, the completion is PyTorch's own; None means that there is no other token. `tied` counts the other tokens
+    whose logit in PyTorch is the largest up to twice the tolerance. `prompt` and `tokens` are numbers of tokens.
     """
 
     runtime: str
@@ -31,12 +31,12 @@ class Continuation:
 
     @property
     def passed(self) -> bool:
-        """No token differs but by a tie."""
+        """Whether every token is PyTorch's own or tied with it."""
         return self.same + self.tied == self.tokens
 
     @property
     def difference(self) -> str:
-        """What differs where, for a message."""
+        """A phrase for messages: the runtime, and the number and the place of wrong tokens."""
         wrong = self.tokens - self.same - self.tied
         return (
             f"greedy decoding ({self.runtime}): {wrong} of {self.tokens} tokens, the first at {self.first_difference}"
@@ -44,7 +44,11 @@ class Continuation:
 
 
 def continue_greedily(append: Append, prompt: Tokens, tokens: int) -> Tokens:
-    """The most likely tokens [tokens] after `prompt` [any]."""
+    """Return the greedy continuation int64 [tokens] of `prompt`, int64 of any length above 0.
+
+    `append` takes the next tokens of a sequence that has just begun, and returns the logits after each. Tokens after an
+    end-of-text token are generated, too.
+    """
     completion: list[int] = []
     following = prompt
     for _ in range(tokens):
@@ -54,9 +58,10 @@ def continue_greedily(append: Append, prompt: Tokens, tokens: int) -> Tokens:
 
 
 def continue_as_drafted(begin: Callable[[], Append], prompt: Tokens, draft: Tokens) -> Tokens:
-    """What `continue_greedily` gives; in a few steps where that is `draft`, as the same tokens have the same next one.
+    """Return the greedy continuation of `prompt`, of the length of `draft`, in few steps if it equals `draft`.
 
-    `begin` starts the sequence, anew where it was begun before.
+    Each step reads several tokens of `draft`, which are the greedy tokens if the logits before each pick it. `begin`
+    starts the sequence anew.
     """
     append = begin()
     chunks = np.split(draft[:-1], range(DRAFT_TOKENS, len(draft) - 1, DRAFT_TOKENS))
@@ -71,9 +76,11 @@ def check_continuation(
 ) -> tuple[Continuation, ...]:
     """Compare the tokens of every runtime with PyTorch's `logits` in one pass over prompt and completion.
 
-    `tolerance` is what logits may differ by, relative to the largest.
+    `completions` has the tokens by runtime. `logits` takes int64 [tokens] and returns [tokens, vocab]. `tolerance` is
+    the largest difference of a logit that passes, relative to the largest logit; a token whose logit is lower than the
+    largest by up to twice that is a tie.
     """
-    passes: dict[bytes, Floats] = {}  # runtimes that agree need one
+    passes: dict[bytes, Floats] = {}  # runtimes with the same completion share a pass
     found: list[Continuation] = []
     for runtime, completion in completions.items():
         key = completion.tobytes()

@@ -1,4 +1,4 @@
-"""A large model's weights on disk while ONNX Runtime has its own copy in memory."""
+"""The parking of a large model's weights on disk, while ONNX Runtime has its own copy in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,36 +10,38 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-LEAST_BYTES = 2**30  # below, writing them takes longer than the memory is worth
+LEAST_BYTES = 2**30  # for smaller models, writing the weights takes longer than the memory is worth
 FILE = "parked.safetensors"
 
 
 @contextmanager
 def parked(model: nn.Module, folder: Path) -> Iterator[bool]:
-    """Inside, a model of `LEAST_BYTES` or more holds no weights; afterwards they are the same bits, mapped from a file.
+    """Take the weights of a model of `LEAST_BYTES` or more out of memory inside the context.
 
-    Gives whether the model is that large.
+    Afterwards the weights have the same bits as before and are mapped from a file. The file is in `folder` inside the
+    context and takes as much disk as the weights.
 
-    The file is in `folder` while the block runs and takes as much disk as the weights.
+    Yields:
+        Whether the model is that large.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    tensors = {str(number): one for number, one in enumerate(chain(model.parameters(), model.buffers()))}
-    if sum(one.nbytes for one in tensors.values()) < LEAST_BYTES:
+    tensors = {str(number): tensor for number, tensor in enumerate(chain(model.parameters(), model.buffers()))}
+    if sum(tensor.nbytes for tensor in tensors.values()) < LEAST_BYTES:
         yield False
         return
     path = folder / FILE
     try:
-        save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path)
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    for one in tensors.values():
-        one.data = torch.empty(0, dtype=one.dtype)
+    for tensor in tensors.values():
+        tensor.data = torch.empty(0, dtype=tensor.dtype)
     try:
         yield True
     finally:
         with safe_open(path, framework="pt") as file:
-            for name, one in tensors.items():
-                one.data = file.get_tensor(name)
-        path.unlink()  # what is mapped stays
+            for name, tensor in tensors.items():
+                tensor.data = file.get_tensor(name)
+        path.unlink()  # mapped tensors stay valid

@@ -1,9 +1,8 @@
-"""How well a decoder predicts a text: what a norm that it was not trained with costs."""
+"""The perplexity of a text under a decoder, which shows the cost of a norm that the decoder was not trained with."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import files
 from pathlib import Path
 
 import torch
@@ -11,22 +10,23 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.errors import InputError, NotFoundError
+from sharp.core.licence import licence
+from sharp.exporter.sources.decoder import Decoder
 from sharp.exporter.verification.comparison import Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.models.attention import EagerAttention
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import InputError, NotFoundError
 
 MOST_TOKENS = 1024
-QUANTIZED_TOKENS = 4096  # what quantization costs is small beside how much short texts vary
-WINDOW = 2048  # PyTorch holds the weights of a whole window
-LOGITS_ROWS = 128  # of a large vocabulary, a gigabyte for a whole text
+QUANTIZED_TOKENS = 4096  # quantization costs little, so its cost shows only on texts longer than MOST_TOKENS
+WINDOW = 2048  # PyTorch holds the attention weights of a whole window in memory
+LOGITS_ROWS = 128  # with a large vocabulary, the logits of a whole text would take a gigabyte
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Perplexity of a text under the norm that the checkpoint was trained with, and under the one exported."""
+    """The perplexity of a text under the trained norm (`before`) and under the exported norm (`after`)."""
 
     text: str
     tokens: int
@@ -38,9 +38,10 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class TextPrediction:
-    """How well the written model predicts `tokens` tokens of the text in one runtime, and the reference the same ones.
+    """The perplexity of the text's first `tokens` tokens under the written model in one runtime, and under a reference.
 
-    The reference is PyTorch, or another runtime of the same quantized weights. `may_fall` allows any lower perplexity.
+    The reference is PyTorch, or another runtime with the same quantized weights. `relative_error` is the perplexity
+    over that of the reference, minus 1. `may_fall` allows any lower perplexity.
     """
 
     runtime: str
@@ -54,21 +55,23 @@ class TextPrediction:
 
     @property
     def passed(self) -> bool:
-        """The error is within the tolerance (a nan is not)."""
+        """Whether the error is within the tolerance; NaN never is."""
         return self.relative_error <= self.tolerance and (self.may_fall or self.relative_error >= -self.tolerance)
 
     @property
     def difference(self) -> str:
-        """What differs where, for a message."""
+        """A phrase for messages: the runtime, its perplexity and the relative error."""
         return f"the perplexity of the text ({self.runtime}): {self.perplexity:.3f}, off by {self.relative_error:+.2%}"
 
 
 def read_tokens(text: Path | None, tokenizer: Path, vocab_size: int, most: int = MOST_TOKENS) -> tuple[str, Tensor]:
-    """The name of a text and its first tokens int64 [up to `most`]; None is this package's licence.
+    """Return the name of a text and its first tokens, int64 of at most `most`. Without `text`, read Sharp's licence.
+
+    `tokenizer` is the path of a tokenizer.json, which must exist and be valid.
 
     Raises:
-        NotFoundError: there is no such file.
-        InputError: it is not UTF-8, has less than two tokens, or one that a model of `vocab_size` tokens does not know.
+        NotFoundError: the text is no file.
+        InputError: the text is not UTF-8, has less than two tokens, or has a token id of `vocab_size` or more.
     """
     path = text or licence()
     check_text(path)
@@ -79,7 +82,7 @@ def read_tokens(text: Path | None, tokenizer: Path, vocab_size: int, most: int =
     reader = Tokenizer.from_file(str(tokenizer))
     reader.no_padding()
     reader.no_truncation()
-    # Far more characters than the tokens need: a tokenizer is slow on a whole book.
+    # A tokenizer is slow on a whole book, so it gets far more characters than needed, but not all.
     ids = reader.encode(content[: 32 * most]).ids[:most]
     if len(ids) < 2:
         raise InputError(f"text {path} has less than two tokens; give a longer file with --text")
@@ -92,36 +95,24 @@ def read_tokens(text: Path | None, tokenizer: Path, vocab_size: int, most: int =
 
 
 def check_text(path: Path) -> None:
-    """Check that there is a file.
+    """Check that the text at `path` is a file.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such file, or `path` is no regular file.
     """
     if not path.is_file():
         what = "is no regular file" if path.exists() else "does not exist"
         raise NotFoundError(f"text {path} {what}; give a file with --text")
 
 
-def licence() -> Path:
-    """The licence that comes with Sharp: a text that every installation has.
-
-    Raises:
-        NotFoundError: it is not installed.
-    """
-    for file in files("sharp-attention") or ():
-        if file.name == "LICENSE":
-            return Path(str(file.locate()))
-    raise NotFoundError("the licence that comes with Sharp is not installed; give a text with --text")
-
-
 def window_of(config: SharpConfig) -> int:
-    """The tokens of a text that are read together: no more than the model saw in training."""
+    """Return the number of tokens of a text that are read together, at most the trained context."""
     return min(config.trained_context, WINDOW)
 
 
 @torch.no_grad()
 def text_losses(decoder: Decoder, tokens: Tensor) -> Tensor:
-    """Cross entropies of int64 [tokens] but the first of every window of `window_of`."""
+    """Return the cross entropy in nats of each of int64 [tokens], except for the first of each window (`window_of`)."""
     config = decoder.config
     losses: list[Tensor] = []
     for window in tokens.split(window_of(config)):
@@ -133,13 +124,17 @@ def text_losses(decoder: Decoder, tokens: Tensor) -> Tensor:
 
 
 def perplexity(losses: Tensor) -> float:
-    """Exponential of the mean cross entropy."""
-    # Above what a float holds the model says nothing anyway.
+    """Return the exponential of the mean cross entropy in nats, at most e^700; NaN if a loss is NaN."""
+    # math.exp overflows above 709; a model with such losses predicts nothing anyway.
     return math.exp(min(losses.double().mean().item(), 700.0))
 
 
 def runtime_losses(begin: Callable[[int], Append], tokens: Tokens, window: int, step: int) -> Tensor:
-    """`text_losses` in a runtime, which reads `step` tokens at a time; `begin` starts a sequence of so many tokens."""
+    """Return the same losses as `text_losses`, computed by a runtime.
+
+    `begin` starts a sequence of a given number of tokens, and returns a function that appends int64 [n] and returns the
+    logits [n, vocab]. The runtime reads every `window` tokens as a sequence, `step` tokens at a time.
+    """
     losses: list[Tensor] = []
     for start in range(0, len(tokens), window):
         part = tokens[start : start + window]

@@ -1,22 +1,26 @@
-"""What a decoder says to a sequence in PyTorch: what the written model is compared with."""
+"""The outputs of a decoder in PyTorch, with which the written model is compared; PyTorch in float64."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.exporter.sources.decoder import Decoder
 from sharp.exporter.verification.comparison import CaseOutputs, Floats, Tokens
 from sharp.models.attention import EagerAttention
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.torch_normalizers import entropy
 
 
 @torch.no_grad()
 def torch_case_outputs(decoder: Decoder, tokens: Tokens) -> CaseOutputs:
-    """One uncached pass over int64 [tokens], in the decoder's precision.
+    """Compute one uncached pass over int64 [tokens], in the decoder's precision.
 
-    The logits are by the source's own code where it has the norm, or else by the one definition in `sharp.models`.
+    The logits are computed by the source's own code if that code has the norm, else with the attention of
+    `sharp.models`.
     """
     input_ids = torch.from_numpy(tokens)[None]
     attention = EagerAttention(decoder.config, record=True)
@@ -24,7 +28,7 @@ def torch_case_outputs(decoder: Decoder, tokens: Tokens) -> CaseOutputs:
     values: list[Floats] = []
 
     def recorded(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-        for part in decoder.layer_parts(layer):  # one cache each
+        for part in decoder.layer_parts(layer):  # each part has one cache
             keys.append(key[0, :, list(part.kv_heads)].numpy())
             values.append(value[0, :, list(part.kv_heads)].numpy())
         return attention(layer, query, key, value, *rest)
@@ -39,7 +43,7 @@ def torch_case_outputs(decoder: Decoder, tokens: Tokens) -> CaseOutputs:
 
 @torch.no_grad()
 def torch_logits(decoder: Decoder, tokens: Tokens) -> Floats:
-    """The logits [tokens, vocab] alone."""
+    """Compute the logits [tokens, vocab] of a sequence int64 [tokens], without entropies and caches."""
     input_ids = torch.from_numpy(tokens)[None]
     logits = decoder.own_logits(input_ids)
     if logits is None:
@@ -47,3 +51,33 @@ def torch_logits(decoder: Decoder, tokens: Tokens) -> Floats:
         logits = decoder.logits(decoder.hidden_states(input_ids, positions, EagerAttention(decoder.config)))
     found: Floats = np.asarray(logits[0].numpy(), np.float32)
     return found
+
+
+class _Float64Mode(TorchFunctionMode):
+    """A mode that replaces float32 by float64 in every call, because some modules of transformers ask for float32."""
+
+    def __torch_function__(
+        self, function: Any, _types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        wide = tuple(_wider(argument) for argument in arguments)
+        return function(*wide, **{name: _wider(argument) for name, argument in (named or {}).items()})
+
+
+def _wider(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
+
+
+@contextmanager
+def in_float64(model: nn.Module) -> Iterator[None]:
+    """Make `model` compute in float64 inside the context, with its float32 weights, to show its own rounding errors.
+
+    The weights take twice their memory inside the context. Afterwards they are float32 with the same bits as before.
+    """
+    model.double()
+    try:
+        with _Float64Mode():
+            yield
+    finally:
+        model.float()

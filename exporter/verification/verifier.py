@@ -1,4 +1,4 @@
-"""The order of verification: every case, then greedy tokens and the prediction of a text, in every runtime."""
+"""The steps of verification: in every runtime, all cases, then greedy decoding, then the prediction of a text."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, nn
 
+from sharp.core.errors import VerificationError
 from sharp.exporter.verification.comparison import (
+    CaseComparison,
     CaseOutputs,
-    Comparison,
+    CaseShape,
     Difference,
     Floats,
     Runtime,
-    Shape,
     Tokens,
     compare,
 )
-from sharp.exporter.verification.float64 import in_float64
 from sharp.exporter.verification.greedy_decoding import (
     Append,
     Continuation,
@@ -32,65 +32,73 @@ from sharp.exporter.verification.greedy_decoding import (
 )
 from sharp.exporter.verification.parked_weights import parked
 from sharp.exporter.verification.perplexity import TextPrediction, perplexity, runtime_losses, window_of
-from sharp.exporter.verification.tolerance import PLAIN, Tolerance
+from sharp.exporter.verification.tolerance import PLAIN, ExportTolerance
+from sharp.exporter.verification.torch_outputs import in_float64
 from sharp.models.config import SharpConfig
-from sharp.plugins.errors import VerificationError
 
 CONTINUATION_TOKENS = 64
 PROMPT_TOKENS = 32
 INLINED_TEXT_TOKENS = 256  # standard ops are slow: SmolLM2 takes 30 s of processor time for 1024 tokens
 
-# Errors of rounding are samples of one distribution: SmolLM2's under norm ssa in ONNX Runtime were 0.1 to 2.1 times
-# as large as in PyTorch.
+# Rounding errors of two runtimes are samples of one distribution. SmolLM2's errors under norm ssa in ONNX Runtime were
+# 0.1 to 2.1 times as large as in PyTorch.
 ROUNDING_FACTOR = 4
 MOST = Difference(logits=1e-2, entropy=1e-2, cached=1e-2)
-LEAST_NOISE = 1e-5  # nats; PyTorch in float32 may be exact by chance
+LEAST_NOISE = 1e-5  # nats, because PyTorch in float32 may have no error by chance
 
 
 class Verifier(Protocol):
-    """One form of a model: the cases it is tried in, what PyTorch says to them, and how a runtime is asked.
+    """The interface by which `verify` runs one form of a model: its cases, in PyTorch and in a runtime.
 
-    A session is what `open` returned; it is of the form's own kind.
+    `writes_text` says that the model is a decoder, which has `begin` and `logits`; `text_step` is the number of tokens
+    of a text that one step reads. The type of a session, which `open` returns, depends on the form.
     """
 
     config: SharpConfig
-    writes_text: bool  # a decoder: `begin` and `logits` are there for it
-    text_step: int  # tokens of a text that it reads at a time
+    writes_text: bool
+    text_step: int
 
     @property
     def model(self) -> nn.Module:
-        """All that PyTorch runs."""
+        """The module that PyTorch runs."""
         ...
 
     @property
-    def cases(self) -> Mapping[str, tuple[Shape, ...]]:
-        """Every sequence of every case."""
+    def cases(self) -> Mapping[str, tuple[CaseShape, ...]]:
+        """The shape of every sequence of every case, by the name of the case."""
         ...
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """What PyTorch says to every sequence of the case, in its present precision."""
+        """Compute every sequence of the case in PyTorch, in the present precision of the model."""
         ...
 
     def open(self, folder: Path, *, kernels: bool) -> Any:
-        """The written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime, with Sharp's library or without."""
         ...
 
     def run(self, session: Any, case: str) -> list[CaseOutputs]:
-        """What the written model says to every sequence of the case."""
+        """Compute every sequence of the case with the written model."""
         ...
 
     def begin(self, session: Any, tokens: int) -> Append:
-        """Start a sequence of at most so many tokens."""
+        """Start a sequence of at most `tokens`; return a function that appends tokens to it.
+
+        The function takes int64 [new tokens] and returns the logits of all of them, [new tokens, vocab]. Other
+        sequences of `session` are dropped. Only for models that write text.
+        """
         ...
 
     def logits(self, tokens: Tokens) -> Floats:
-        """PyTorch's logits [tokens, vocab] after every token of a sequence."""
+        """Compute the logits [tokens, vocab] after every token int64 [tokens] of a sequence in PyTorch.
+
+        Only for models that write text.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text that the written model is to predict: its tokens, and PyTorch's losses [predicted tokens]."""
+    """A text that the written model is to predict: its tokens, and the losses [predicted tokens] in PyTorch."""
 
     tokens: Tokens
     losses: Tensor
@@ -98,20 +106,20 @@ class Text:
 
 @dataclass(frozen=True)
 class Verification:
-    """All that was found."""
+    """The results of all checks of a model folder against PyTorch; `shapes` are the shapes of the compared cases."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[CaseComparison, ...]
     continuations: tuple[Continuation, ...]
     predictions: tuple[TextPrediction, ...]
-    shapes: Mapping[str, tuple[Shape, ...]]  # of the cases
+    shapes: Mapping[str, tuple[CaseShape, ...]]  # the sequences of every case
 
     @property
     def passed(self) -> bool:
-        """Nothing differs by more than it may."""
+        """Whether every check passed."""
         return self.failure is None
 
     def __add__(self, other: "Verification") -> "Verification":
-        """The checks of both."""
+        """Return a verification with the checks of both, those of `self` first."""
         return Verification(
             self.comparisons + other.comparisons,
             self.continuations + other.continuations,
@@ -121,8 +129,8 @@ class Verification:
 
     @property
     def failure(self) -> str | None:
-        """What differs, in one sentence; None where nothing does."""
-        checks: tuple[Comparison | Continuation | TextPrediction, ...]
+        """A sentence on the first check that failed; None if all passed."""
+        checks: tuple[CaseComparison | Continuation | TextPrediction, ...]
         checks = (*self.comparisons, *self.continuations, *self.predictions)
         failed = [check for check in checks if not check.passed]
         if not failed:
@@ -134,13 +142,14 @@ class Verification:
 
     @property
     def first_wrong_layer(self) -> int | None:
-        """The first layer that attends to something else in a case that failed."""
+        """The lowest number (from 0) of a layer that attends to something else in a failed case; None if none does."""
         failed = (comparison.first_wrong_layer for comparison in self.comparisons if not comparison.passed)
         return min((layer for layer in failed if layer is not None), default=None)
 
     def _where(self) -> str:
         failed = [comparison for comparison in self.comparisons if not comparison.passed]
-        if not failed or failed[0].tolerance.mean_logits < math.inf:  # entropies of single rows say little there
+        # Where means decide, single entropies differ by much anyway and do not show the layer.
+        if not failed or failed[0].tolerance.mean_logits < math.inf:
             return ""
         layer = self.first_wrong_layer
         return (
@@ -152,16 +161,16 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one runtime said: compared case by case, and whole where a case failed; its greedy tokens and its losses."""
+    """The results of one runtime: comparisons, the outputs of failed cases, greedy tokens and losses on the text."""
 
-    found: list[Comparison]
+    found: list[CaseComparison]
     failed: dict[str, list[CaseOutputs]]
     continuation: Tokens | None
     losses: Tensor | None
 
 
 def number_of_checks(verifier: Verifier, runtimes: Sequence[Runtime], text: Text | None) -> int:
-    """How often `verify` calls `on_check`."""
+    """Return the number of times that `verify` calls `on_check`."""
     in_runtime = len(verifier.cases) + verifier.writes_text + (text is not None)
     return in_runtime * len(runtimes)
 
@@ -172,12 +181,19 @@ def verify(
     runtimes: Sequence[Runtime],
     text: Text | None,
     on_check: Callable[[], None],
-    tolerance: Tolerance = PLAIN,
+    tolerance: ExportTolerance = PLAIN,
 ) -> Verification:
-    """Compare the written model with PyTorch in every runtime; at the same time, unless the model is large.
+    """Compare the written model with PyTorch in every runtime.
 
-    The greedy tokens continue the start of `text`, or random tokens where there is none; the first runtime's is
-    the draft of the others'. Cases that differ by more than `tolerance` are judged anew, see `against_float64`.
+    The runtimes run at the same time, unless the model is large. Greedy decoding continues the start of `text`, or
+    random tokens if there is no text. The continuation by the first runtime is the draft for the other runtimes. Cases
+    that differ by more than `tolerance` are compared with PyTorch in float64 (`against_float64`), unless the tolerance
+    is that of quantized weights. `on_check` is called after each check, in the threads of the runtimes. A model that
+    differs raises nothing; see `Verification.failure`.
+
+    Raises:
+        VerificationError: ONNX Runtime cannot run the model.
+        OSError: the weights of a large model cannot be put on disk.
     """
     expected = {case: verifier.expected(case) for case in verifier.cases}
     longest = verifier.config.max_context
@@ -195,7 +211,7 @@ def verify(
 
     def run_in(runtime: Runtime) -> _Run:
         session = verifier.open(folder, kernels=runtime.kernels)
-        found: list[Comparison] = []
+        found: list[CaseComparison] = []
         failed: dict[str, list[CaseOutputs]] = {}
         continuation = losses = None
         for case in verifier.cases:
@@ -222,18 +238,34 @@ def verify(
     with parked(verifier.model, folder) as large, ThreadPoolExecutor(1 if large else len(runtimes)) as pool:
         try:
             runs = dict(zip((name for name, _ in runtimes), pool.map(run_in, runtimes), strict=True))
-        except BaseException as error:  # Ctrl-C arrives here, and the pool waits for its threads
+        except BaseException as error:  # Ctrl-C is raised here, and threads must end before the pool can close
             interrupted.set()
             draft.cancel()
             if type(error).__module__.startswith("onnxruntime"):
                 reason = str(error).strip().split("\n")[0][:300]
                 raise VerificationError(f"ONNX Runtime cannot run the model, which is not written: {reason}") from error
             raise
+    return _judge(verifier, runs, expected, prompt, text, tolerance)
+
+
+def _judge(
+    verifier: Verifier,
+    runs: Mapping[str, _Run],
+    expected: Mapping[str, list[CaseOutputs]],
+    prompt: Tokens,
+    text: Text | None,
+    tolerance: ExportTolerance,
+) -> Verification:
+    """Return the verification: the results of all runtimes, by their names, compared with PyTorch's."""
     found = [comparison for run in runs.values() for comparison in run.found]
-    failed = {index: runs[one.runtime].failed[one.case] for index, one in enumerate(found) if not one.passed}
+    failed = {
+        index: runs[comparison.runtime].failed[comparison.case]
+        for index, comparison in enumerate(found)
+        if not comparison.passed
+    }
     computed = {name: run.continuation for name, run in runs.items() if run.continuation is not None}
     losses = {name: run.losses for name, run in runs.items() if run.losses is not None}
-    if failed and tolerance.between_runtimes is None:  # quantization is no rounding of sums
+    if failed and tolerance.between_runtimes is None:  # float64 does not show errors of quantization
         for index, comparison in against_float64(verifier, expected, found, failed).items():
             found[index] = comparison
     allowed = max(comparison.tolerance.logits for comparison in found)
@@ -242,8 +274,8 @@ def verify(
     return Verification(tuple(found), continuations, predictions, verifier.cases)
 
 
-def _predictions(text: Text, losses: Mapping[str, Tensor], tolerance: Tolerance) -> tuple[TextPrediction, ...]:
-    """What the runtimes' `losses` say, of all the text or of its first tokens."""
+def _predictions(text: Text, losses: Mapping[str, Tensor], tolerance: ExportTolerance) -> tuple[TextPrediction, ...]:
+    """Compare the `losses` of every runtime, on the whole text or its first tokens, with those of its reference."""
     between = tolerance.between_runtimes
     first = next(iter(losses))
     judged: list[TextPrediction] = []
@@ -262,19 +294,22 @@ def _predictions(text: Text, losses: Mapping[str, Tensor], tolerance: Tolerance)
 def against_float64(
     verifier: Verifier,
     expected: Mapping[str, list[CaseOutputs]],
-    found: Sequence[Comparison],
+    found: Sequence[CaseComparison],
     failed: Mapping[int, list[CaseOutputs]],
-) -> dict[int, Comparison]:
-    """The comparisons of the failed computed with PyTorch in float64, by their index in `found`.
+) -> dict[int, CaseComparison]:
+    """Compare the outputs of `failed` cases with PyTorch in float64.
 
-    Some models amplify rounding: under a norm that SmolLM2 never saw, the order of float32 sums changes the logits of
-    single tokens by 1e-4. So a runtime may be `ROUNDING_FACTOR` times as far from PyTorch in float64 as PyTorch in
-    float32 is in the same case, where that is more than the tolerance, and never more than `MOST`.
+    Keys of `failed` and of the result are indices in `found`. `expected` has the outputs of PyTorch in float32 by case.
+
+    Some models amplify rounding. Under a norm that SmolLM2 was not trained with, the order of float32 sums changes the
+    logits of single tokens by 1e-4. So a runtime may differ from PyTorch in float64 by `ROUNDING_FACTOR` times the
+    difference of PyTorch in float32 in the same case, if that is more than the tolerance, but never by more than
+    `MOST`.
     """
     cases = sorted({found[index].case for index in failed})
     with in_float64(verifier.model):
         exact = {case: verifier.expected(case) for case in cases}
-    judged: dict[int, Comparison] = {}
+    judged: dict[int, CaseComparison] = {}
     for index, said in failed.items():
         before = found[index]
         own = compare("torch", before.case, expected[before.case], exact[before.case])
@@ -288,7 +323,7 @@ def against_float64(
             cached=_allowed(before.tolerance.cached, rounding.cached, MOST.cached),
         )
         anew = compare(before.runtime, before.case, said, exact[before.case], tolerance)
-        # What a layer gets from those before it has their rounding.
+        # The input of a layer has the rounding errors of all earlier layers.
         layers = np.maximum.accumulate(own.layer_entropy_errors)
         noise = tuple(np.maximum(ROUNDING_FACTOR * layers, LEAST_NOISE).tolist())
         judged[index] = replace(anew, rounding=rounding, layer_tolerances=noise)

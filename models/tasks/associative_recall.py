@@ -1,10 +1,10 @@
-"""MQMTAR: multi-query multi-token associative recall (ASEntmax App. G.1, Figure 10).
+"""MQMTAR, multi-query multi-token associative recall (ASEntmax App. G.1, Figure 10).
 
-A sample of length n is a context of n tokens, pairs `key 1 value` with empty space (0) between them, then the queries
-`3 key` each; the answer `3 value` each, in the order of the queries. Token 2 starts and ends the answer.
+A sample of length n begins with a context of n tokens: pairs `key 1 value` with empty space (0) between them. Then come
+the queries, `3 key` each, and the answer, `3 value` for each query in order. Token 2 starts and ends the answer.
 
-The paper samples its pairs from 100,000 fixed ones; here every sample has its own, from all that the alphabet allows,
-so that no value can be learned by heart.
+The paper samples pairs from 100,000 fixed pairs. Here every sample has its own pairs, from all that the alphabet
+allows, so no value can be memorized.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sharp.models.objective import Batch
+from sharp.core.errors import InputError
+from sharp.models.objective import TrainingBatch
 from sharp.models.tasks.rearrange import question_and_answer
 from sharp.models.tasks.task import check_share, check_whole
-from sharp.plugins.errors import InputError
 
 EMPTY, PAIR, ANSWER, QUERY = range(4)
 FIRST_LETTER = 4
@@ -23,7 +23,13 @@ FIRST_LETTER = 4
 
 @dataclass(frozen=True)
 class AssociativeRecall:
-    """Letters 4 .. 4 + alphabet - 1; `density` is the share of the context that pairs take."""
+    """The sampler of MQMTAR. Letters are 4 .. 4 + alphabet - 1; `density` is the share of the context that is pairs.
+
+    A length is the number of tokens of the context.
+
+    Raises:
+        InputError: a field is out of range.
+    """
 
     alphabet: int = 256
     key_tokens: int = 2
@@ -43,19 +49,19 @@ class AssociativeRecall:
 
     @property
     def outputs(self) -> int:
-        """The letters and four special tokens."""
+        """The size of the vocabulary: the letters and four special tokens."""
         return FIRST_LETTER + self.alphabet
 
     @property
     def pair_tokens(self) -> int:
-        """Key, delimiter, value."""
+        """The number of tokens of a pair: key, delimiter, value."""
         return self.key_tokens + 1 + self.value_tokens
 
     def pairs(self, length: int) -> int:
-        """How many pairs stand in a context of `length` tokens.
+        """Return the number of pairs in a context of `length` tokens.
 
         Raises:
-            InputError: the context is too short for the queries or needs more keys than there are.
+            InputError: the context is too short for the queries, or needs more keys than the alphabet allows.
         """
         check_whole("mqmtar", 1, length=length)
         pairs = int(length * self.density + 1e-6) // self.pair_tokens
@@ -72,12 +78,16 @@ class AssociativeRecall:
         return pairs
 
     def tokens(self, length: int) -> int:
-        """Context, queries, marker, answer."""
+        """Return the number of positions of a sample: context, queries, marker and answer.
+
+        Raises:
+            InputError: `pairs` refuses the length.
+        """
         self.pairs(length)
         return length + self.queries * (self.key_tokens + self.value_tokens + 2) + 1
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs and targets int64 [sequences, tokens(length)]."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return inputs and targets int64 [sequences, tokens(length)]; only the answer and its end have targets."""
         pairs = self.pairs(length)
         numbers = distinct(sequences, pairs, self.alphabet**self.key_tokens, generator)
         powers = self.alphabet ** torch.arange(self.key_tokens)
@@ -91,11 +101,11 @@ class AssociativeRecall:
         return question_and_answer(torch.cat([context, questions.flatten(1)], dim=1), answers.flatten(1), ANSWER)
 
     def _context(self, keys: Tensor, values: Tensor, length: int, generator: torch.Generator) -> Tensor:
-        """The pairs in their order, with the empty space spread over the gaps at random; [sequences, length]."""
+        """Place the pairs in order, with random empty space between them; return int64 [sequences, length]."""
         sequences, pairs, _ = keys.shape
         delimiter = torch.full((sequences, pairs, 1), PAIR)
         whole = torch.cat([keys, delimiter, values], dim=2)  # [sequences, pairs, pair_tokens]
-        # Pairs and single empty tokens are shuffled as units; where a unit starts follows from what stands before it.
+        # Pairs and single empty tokens are shuffled as units. The start of a unit follows from the units before it.
         empty = length - pairs * self.pair_tokens
         order = torch.rand(sequences, pairs + empty, generator=generator).argsort(1)
         units_before = order[:, :pairs].sort(1).values  # [sequences, pairs]: positions of the pairs among the units
@@ -105,10 +115,15 @@ class AssociativeRecall:
 
 
 def distinct(rows: int, count: int, below: int, generator: torch.Generator) -> Tensor:
-    """int64 [rows, count]: in every row different numbers under `below`, uniformly random."""
+    """Return int64 [rows, count]; each row has different, uniformly random numbers from 0 to `below` - 1.
+
+    `count` is at most `below`.
+    """
     if count * count > below:
         return torch.stack([torch.randperm(below, generator=generator)[:count] for _ in range(rows)])
     numbers = torch.randint(below, (rows, count), generator=generator)
-    while (repeated := (numbers.sort(1).values.diff(dim=1) == 0).any(1)).any():  # rare: such rows are sampled again
+    while (
+        repeated := (numbers.sort(1).values.diff(dim=1) == 0).any(1)
+    ).any():  # rare; rows with repeated numbers are sampled again
         numbers[repeated] = torch.randint(below, (int(repeated.sum()), count), generator=generator)
     return numbers

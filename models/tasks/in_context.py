@@ -1,6 +1,6 @@
 """The in-context tasks over real numbers of the SSA paper, section 3: "every", "some" and linear functions.
 
-A sample of length k is the sequence x_1, y_1, x_2, y_2, ..., x_k (Eq. 1); at every x the model says its y.
+A sample of length k is the sequence x_1, y_1, x_2, y_2, ..., x_k (Eq. 1). At every x, the model predicts its y.
 """
 
 import math
@@ -10,9 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sharp.models.objective import IGNORED, Batch
+from sharp.core.errors import InputError
+from sharp.models.objective import IGNORED, TrainingBatch
 from sharp.models.tasks.task import check_share, check_whole
-from sharp.plugins.errors import InputError
 
 Quantor = Literal["every", "some"]
 
@@ -21,7 +21,7 @@ def check_deviations(owner: str, **fields: float) -> None:
     """Check that every field can be a standard deviation.
 
     Raises:
-        InputError: one is not above 0 and finite.
+        InputError: a field is not above 0 and finite.
     """
     for name, value in fields.items():
         if not (math.isfinite(value) and value > 0):
@@ -30,11 +30,15 @@ def check_deviations(owner: str, **fields: float) -> None:
 
 @dataclass(frozen=True)
 class Quantifier:
-    """y_i: whether every (some) number up to x_i is positive; x ~ N(0, input_sigma).
+    """The sampler of "every" and "some": y_i says whether every (some) number up to x_i is positive.
 
-    Answers stand in the sequence as 1 and -1, unless `answers_shown` is False (the plain lists of App. K). Under the
-    paper's distribution nearly every target of a long sequence is known after a few numbers; `undecided` is the share
-    of sequences that stay open up to their last number, which alone decides.
+    Numbers are x ~ N(0, input_sigma). Answers are in the sequence as 1 and -1, unless `answers_shown` is False (the
+    plain lists of App. K). Under the paper's distribution, nearly every target of a long sequence is decided after a
+    few numbers. `undecided` is the share of sequences in which only the last number decides. A length is the number of
+    numbers x.
+
+    Raises:
+        InputError: a field is out of range.
     """
 
     quantifier: Quantor
@@ -50,16 +54,20 @@ class Quantifier:
 
     @property
     def outputs(self) -> int:
-        """False and true."""
+        """The number of classes, false and true."""
         return 2
 
     def tokens(self, length: int) -> int:
-        """The numbers, and the answers between them."""
+        """Return the number of positions of a sample: the numbers, and the answers between them if they are shown.
+
+        Raises:
+            InputError: the length is below 1.
+        """
         check_whole(self.quantifier, 1, length=length)
         return 2 * length - 1 if self.answers_shown else length
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs float and targets int64 (0 or 1 at every x) [sequences, tokens(length)]."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return float inputs and int64 targets (0 or 1 at every x, -100 elsewhere), [sequences, tokens(length)]."""
         tokens = self.tokens(length)
         numbers = self.input_sigma * torch.randn(sequences, length, generator=generator)
         is_open = torch.rand(sequences, 1, generator=generator) < self.undecided
@@ -68,15 +76,22 @@ class Quantifier:
         positive = (numbers > 0).long()
         answers = (positive.cummin(1) if self.quantifier == "every" else positive.cummax(1)).values
         if not self.answers_shown:
-            return Batch((numbers,), answers)
+            return TrainingBatch((numbers,), answers)
         targets = torch.full((sequences, tokens), IGNORED)
         targets[:, ::2] = answers
-        return Batch((interleave(numbers, 2.0 * answers - 1.0),), targets)
+        return TrainingBatch((interleave(numbers, 2.0 * answers - 1.0),), targets)
 
 
 @dataclass(frozen=True)
 class LinearFunction:
-    """y_i = a x_i + b; a, b ~ N(0, function_sigma) once a sequence, x ~ N(0, input_sigma)."""
+    """The sampler of linear functions y_i = a x_i + b.
+
+    a, b ~ N(0, function_sigma) are sampled once per sequence, x ~ N(0, input_sigma); sigmas are standard deviations. A
+    length is the number of points x.
+
+    Raises:
+        InputError: a sigma is not above 0 and finite.
+    """
 
     function_sigma: float = 1.0
     input_sigma: float = 1.0
@@ -86,25 +101,29 @@ class LinearFunction:
 
     @property
     def outputs(self) -> int:
-        """The predicted number."""
+        """The number of outputs, one predicted number."""
         return 1
 
     def tokens(self, length: int) -> int:
-        """The points, and the values between them."""
+        """Return the number of positions of a sample: the points, and the values between them.
+
+        Raises:
+            InputError: the length is below 1.
+        """
         check_whole("linear-functions", 1, length=length)
         return 2 * length - 1
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs and targets float [sequences, 2 length - 1]; targets are nan at every y."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return float inputs and targets [sequences, 2 length - 1]; targets are nan at every y."""
         tokens = self.tokens(length)
         a, b = self.function_sigma * torch.randn(2, sequences, 1, generator=generator)
         points = self.input_sigma * torch.randn(sequences, length, generator=generator)
         values = a * points + b
         targets = torch.full((sequences, tokens), torch.nan)
         targets[:, ::2] = values
-        return Batch((interleave(points, values),), targets)
+        return TrainingBatch((interleave(points, values),), targets)
 
 
 def interleave(points: Tensor, values: Tensor) -> Tensor:
-    """x_1, y_1, ..., x_k of points and values [sequences, k]: [sequences, 2 k - 1]."""
+    """Interleave points and values [sequences, k] to x_1, y_1, ..., x_k [sequences, 2 k - 1]."""
     return torch.stack([points, values], dim=2).flatten(1)[:, :-1]

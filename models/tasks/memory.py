@@ -1,20 +1,26 @@
-"""2Back, local count and flip-flop: what a token says depends on few tokens before it (ASEntmax App. G.1)."""
+"""2Back, local count and flip-flop, whose targets depend on few earlier tokens (ASEntmax App. G.1)."""
 
 from dataclasses import dataclass
 
 import torch
 
-from sharp.models.objective import IGNORED, Batch
+from sharp.core.errors import InputError
+from sharp.models.objective import IGNORED, TrainingBatch
 from sharp.models.tasks.task import check_share, check_whole
-from sharp.plugins.errors import InputError
 
-START = 0  # 2Back's first token, and the answer where nothing stands `back` positions earlier
-WRITE, IGNORE, READ = 2, 3, 4  # after the bits 0 and 1
+START = 0  # 2Back's first token, and the target of positions with no symbol `back` positions earlier
+WRITE, IGNORE, READ = 2, 3, 4  # token ids of the instructions, after the bits 0 and 1
 
 
 @dataclass(frozen=True)
 class TwoBack:
-    """At every symbol say the symbol that stood two positions earlier; symbols are 1 .. symbols."""
+    """The sampler of 2Back: the target at every symbol is the symbol `back` positions earlier; ids are 1 .. symbols.
+
+    The target is 0 where there is no symbol so much earlier. A length is the number of symbols.
+
+    Raises:
+        InputError: a field is below 1.
+    """
 
     symbols: int = 16
     back: int = 2
@@ -24,28 +30,36 @@ class TwoBack:
 
     @property
     def outputs(self) -> int:
-        """The symbols and the start."""
+        """The size of the vocabulary: the symbols and the start."""
         return self.symbols + 1
 
     def tokens(self, length: int) -> int:
-        """The start and `length` symbols."""
+        """Return the number of positions of a sample: the start and `length` symbols.
+
+        Raises:
+            InputError: the length is below `back`.
+        """
         check_whole("2back", self.back, length=length)
         return length + 1
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs and targets int64 [sequences, length + 1]; nothing is asked at the start."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return inputs and targets int64 [sequences, length + 1]; the start has no target."""
         self.tokens(length)
         start = torch.full((sequences, 1), START)
         inputs = torch.cat([start, torch.randint(1, self.symbols + 1, (sequences, length), generator=generator)], dim=1)
         earlier = torch.cat([start.expand(-1, self.back), inputs[:, : -self.back]], dim=1)
-        return Batch((inputs,), torch.cat([torch.full_like(start, IGNORED), earlier[:, 1:]], dim=1))
+        return TrainingBatch((inputs,), torch.cat([torch.full_like(start, IGNORED), earlier[:, 1:]], dim=1))
 
 
 @dataclass(frozen=True)
 class LocalCount:
-    """At every word say how often it has occurred in its cluster so far, itself included.
+    """The sampler of local count: the target at every word is the word's count in its cluster so far, itself included.
 
-    A cluster repeats one word 1 .. max_repeats times, uniformly random; neighbouring clusters have different words.
+    A cluster repeats one word 1 .. max_repeats times, uniformly random. Neighbouring clusters have different words. A
+    length is the number of words.
+
+    Raises:
+        InputError: there are fewer than two words, or `max_repeats` is below 1.
     """
 
     words: int = 16
@@ -57,16 +71,20 @@ class LocalCount:
 
     @property
     def outputs(self) -> int:
-        """Tokens of the model: the words going in, the counts coming out."""
+        """The size of the vocabulary, which must hold the words of inputs and the counts of targets."""
         return max(self.words, self.max_repeats + 1)
 
     def tokens(self, length: int) -> int:
-        """`length` words."""
+        """Return the number of positions of a sample, its words.
+
+        Raises:
+            InputError: the length is below 1.
+        """
         check_whole("local-count", 1, length=length)
         return length
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs and targets int64 [sequences, length]."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return inputs and targets int64 [sequences, length]."""
         self.tokens(length)
         ends = torch.randint(1, self.max_repeats + 1, (sequences, length), generator=generator).cumsum(1)
         # A step of 1 .. words - 1 from one cluster's word to the next never gives the same word.
@@ -76,15 +94,18 @@ class LocalCount:
         position = torch.arange(length).expand(sequences, length).contiguous()
         cluster = torch.searchsorted(ends, position, right=True)
         starts = torch.cat([torch.zeros_like(first), ends[:, :-1]], dim=1).gather(1, cluster)
-        return Batch((words.gather(1, cluster),), position - starts + 1)
+        return TrainingBatch((words.gather(1, cluster),), position - starts + 1)
 
 
 @dataclass(frozen=True)
 class FlipFlop:
-    """Say the bit that was written last (Liu et al. 2023).
+    """The sampler of flip-flop, whose target is the bit that was written last (Liu et al. 2023).
 
-    A sample of n tokens is n / 2 instructions with a bit each. The first writes, the last reads, and its bit is the
-    answer; those between write with `write_probability` and are ignored otherwise.
+    A sample of n tokens has n / 2 instructions with a bit each. The first instruction writes. The last reads, and its
+    bit is the answer. Those in between write with `write_probability` and are to be ignored otherwise.
+
+    Raises:
+        InputError: `write_probability` is not from 0 to 1.
     """
 
     write_probability: float = 0.1
@@ -94,17 +115,21 @@ class FlipFlop:
 
     @property
     def outputs(self) -> int:
-        """Two bits and three instructions."""
+        """The size of the vocabulary: two bits and three instructions."""
         return READ + 1
 
     def tokens(self, length: int) -> int:
-        """All but the answer."""
+        """Return the number of positions of a sample: all `length` tokens but the answer.
+
+        Raises:
+            InputError: the length is odd or below 4.
+        """
         if not isinstance(length, int) or length < 4 or length % 2:
             raise InputError(f"flip-flop: length is {length}, but must be an even number of at least 4")
         return length - 1
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs and targets int64 [sequences, length - 1]; only the last position is asked."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return inputs and targets int64 [sequences, length - 1]; only the last position has a target."""
         self.tokens(length)
         instructions = length // 2
         bits = torch.randint(2, (sequences, instructions), generator=generator)
@@ -116,4 +141,4 @@ class FlipFlop:
         last_write = torch.where(writes, torch.arange(instructions), 0).amax(1, keepdim=True)
         targets = torch.full_like(inputs, IGNORED)
         targets[:, -1:] = bits.gather(1, last_write)
-        return Batch((inputs,), targets)
+        return TrainingBatch((inputs,), targets)

@@ -1,7 +1,7 @@
-"""Copy, reverse and sort: the answer is the question's symbols in another order (ASEntmax App. G.1).
+"""Copy, reverse and sort, whose answer is the question's symbols in some order (ASEntmax App. G.1).
 
-A sample of length n is one sequence of tokens: n symbols, the marker, the n symbols of the answer; after the last
-one the model should say the marker again, to end. Only the answer is learned and scored.
+A sample of length n is one sequence of tokens: n symbols, the marker, and the n symbols of the answer. After the last
+symbol, the model should predict the marker again as the end. Only the answer is learned and scored.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,22 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sharp.models.objective import IGNORED, Batch
+from sharp.core.errors import InputError
+from sharp.models.objective import IGNORED, TrainingBatch
 from sharp.models.tasks.task import check_whole
-from sharp.plugins.errors import InputError
 
 Order = Literal["copy", "reverse", "sort"]
 
 
 @dataclass(frozen=True)
 class Rearrange:
-    """Symbols 0 .. symbols - 1, uniformly random; the marker is the token `symbols`."""
+    """The sampler of copy, reverse and sort; symbols 0 .. symbols - 1 are uniformly random, `symbols` is the marker.
+
+    A length is the number of symbols of the question.
+
+    Raises:
+        InputError: the order is unknown, or there are fewer than two symbols.
+    """
 
     order: Order
     symbols: int = 32
@@ -31,16 +37,20 @@ class Rearrange:
 
     @property
     def outputs(self) -> int:
-        """The symbols and the marker."""
+        """The size of the vocabulary: the symbols and the marker."""
         return self.symbols + 1
 
     def tokens(self, length: int) -> int:
-        """Question, marker, answer."""
+        """Return the number of positions of a sample: question, marker and answer.
+
+        Raises:
+            InputError: the length is below 1.
+        """
         check_whole(self.order, 1, length=length)
         return 2 * length + 1
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """Inputs and targets int64 [sequences, 2 length + 1]."""
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return inputs and targets int64 [sequences, 2 length + 1]; only the answer and its end have targets."""
         self.tokens(length)
         question = torch.randint(self.symbols, (sequences, length), generator=generator)
         return question_and_answer(question, self._answer(question), self.symbols)
@@ -51,8 +61,8 @@ class Rearrange:
         return question.sort(1).values if self.order == "sort" else question
 
 
-def question_and_answer(question: Tensor, answer: Tensor, marker: int) -> Batch:
-    """The sequence question, marker, answer, whose last part is to be predicted, and the marker again after it.
+def question_and_answer(question: Tensor, answer: Tensor, marker: int) -> TrainingBatch:
+    """Return a batch of sequences question, marker, answer; the targets are the answer and the marker after it.
 
     Args:
         question: int64 [sequences, question tokens].
@@ -61,4 +71,4 @@ def question_and_answer(question: Tensor, answer: Tensor, marker: int) -> Batch:
     """
     end = torch.full((len(question), 1), marker)
     targets = torch.cat([torch.full_like(question, IGNORED), answer, end], dim=1)
-    return Batch((torch.cat([question, end, answer], dim=1),), targets)
+    return TrainingBatch((torch.cat([question, end, answer], dim=1),), targets)

@@ -1,29 +1,33 @@
-"""From a task and the user's choices to a model and the settings to train it with."""
+"""The model and the training settings that follow from a task and the user's choices."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeVar
 
+from sharp.core.errors import InputError
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Model
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
-from sharp.models.norms import SsaParameters
 from sharp.models.number_sequence import SharpForNumbers
-from sharp.models.tasks.task import Sampler, Shape, Task
+from sharp.models.ssa_parameters import SsaParameters
+from sharp.models.tasks.task import DecoderShape, Sampler, Task
 from sharp.models.trainer import Stage, TrainSettings
-from sharp.plugins.errors import InputError
 
 MAX_CONTEXT = 2**17
 MOST_SSA_N = 1e6
-ROPE_FACTOR = 16.0  # ASEntmax App. G.2, the best of 4 to 32 on flip-flop
+ROPE_FACTOR = 16.0  # ASEntmax App. G.2, the best factor from 4 to 32 on flip-flop
 
 SamplerT = TypeVar("SamplerT", bound=Sampler)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says about a run; None takes the task's own."""
+    """The user's choices for a run; None means the task's default, and for `gamma` and `ssa_n` that they are learned.
+
+    `alpha` 0 is the norm's default. `lengths` are the smallest and the largest length of training samples, of which
+    only every `length_step`-th is used. `rope_factor` stretches RoPE and matters to positions "rope" only.
+    """
 
     norm: str
     positions: Positions = "nape"
@@ -48,12 +52,12 @@ class Choices:
 
 
 def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Task:
-    """`task` with the chosen sizes, lengths and schedule, and its sampler with `parameters`, each FIELD=VALUE.
+    """Return `task` with the chosen sizes, lengths and schedule, and its sampler with `parameters`, each FIELD=VALUE.
 
-    A run of other length than the paper's keeps the shape of its schedule: warm-up and stages move along.
+    A run with another number of steps than the paper's keeps the shape of the schedule: warm-up and stages are scaled.
 
     Raises:
-        InputError: a choice cannot work; the message names it and the limit.
+        InputError: a choice is not possible; the message names the choice and the limit.
     """
     training = task.training
     steps = choices.steps or training.steps
@@ -77,14 +81,16 @@ def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Ta
         training = replace(training, final_learning_rate=choices.final_learning_rate)
     shape = task.shape
     if shape is not None:
-        shape = Shape(
+        shape = DecoderShape(
             choices.layers or shape.layers,
             choices.heads or shape.q_heads,
             choices.hidden_size or shape.hidden_size,
             choices.intermediate_size or shape.intermediate_size,
         )
         if shape.hidden_size % shape.q_heads:
-            raise InputError(f"hidden size {shape.hidden_size} cannot be divided among {shape.q_heads} heads")
+            raise InputError(
+                f"hidden size {shape.hidden_size} cannot be divided among {shape.q_heads} heads; choose a multiple"
+            )
     elif choices.layers or choices.heads or choices.intermediate_size:
         raise InputError(
             f"{task.name} has one layer with one head, by its paper: leave out --layers, --heads, --intermediate-size"
@@ -92,15 +98,15 @@ def choose_task(task: Task, choices: Choices, parameters: tuple[str, ...]) -> Ta
     chosen = replace(task, sampler=with_parameters(task.sampler, parameters), training=training, shape=shape)
     for stage in training.stages:
         for length in stage.lengths:
-            chosen.sampler.tokens(length)  # refuses a length that cannot work before anything is built
+            chosen.sampler.tokens(length)  # refuses impossible lengths before anything is built
     return chosen
 
 
 def with_parameters(sampler: SamplerT, parameters: tuple[str, ...]) -> SamplerT:
-    """`sampler` with other values of its fields, each given as FIELD=VALUE.
+    """Return `sampler` with other values of its fields, each given as FIELD=VALUE.
 
     Raises:
-        InputError: there is no such field, or the value is of another type or out of range.
+        InputError: a field does not exist, or a value is of another type or out of range.
     """
     values: dict[str, object] = {}
     types = _field_types(sampler)
@@ -113,13 +119,13 @@ def with_parameters(sampler: SamplerT, parameters: tuple[str, ...]) -> SamplerT:
 
 
 def changed_parameters(default: Sampler, sampler: Sampler) -> dict[str, object]:
-    """The fields of `sampler` whose values are not those of `default`; `with_stored_parameters` takes them again."""
+    """Return the fields of `sampler` that differ from `default`, in the form that `with_stored_parameters` takes."""
     before, now = asdict(default), asdict(sampler)  # type: ignore[call-overload]
     return {name: value for name, value in now.items() if value != before[name]}
 
 
 def with_stored_parameters(sampler: SamplerT, stored: Mapping[str, object]) -> SamplerT:
-    """`sampler` with the parameters of a checkpoint.
+    """Return `sampler` with the parameters of a checkpoint, values by field; other fields stay as they are.
 
     Raises:
         InputError: a parameter does not exist in this version, or its value is of another type or out of range.
@@ -147,10 +153,10 @@ def _parse(name: str, text: str, kind: type) -> object:
 
 
 def fixed_temperature(norm: str, chosen: float | None) -> float:
-    """The temperature that a model of `norm` is configured with; 1 where it has none.
+    """Return the temperature with which a model of `norm` is configured; 1 unless `norm` is fixed-temperature.
 
     Raises:
-        InputError: none is chosen for fixed-temperature, or one for another norm.
+        InputError: no temperature is chosen for fixed-temperature, or a temperature for another norm.
     """
     if norm == "fixed-temperature" and chosen is None:
         raise InputError("norm fixed-temperature needs a temperature; give it with --temperature")
@@ -160,10 +166,12 @@ def fixed_temperature(norm: str, chosen: float | None) -> float:
 
 
 def fix_ssa_n(model: Model, n: float | None) -> None:
-    """Give all heads of norm ssa the exponent `n`, which is then not trained (SSA paper, Table 3); None trains it.
+    """Fix the exponent `n` of norm ssa in all heads of `model`, in place, so that it is not trained; None trains n.
+
+    The SSA paper's Table 3 compares fixed exponents.
 
     Raises:
-        InputError: the model's norm has no n, or it is out of range.
+        InputError: the model's norm has no n, or `n` is out of range.
     """
     if n is None:
         return
@@ -178,13 +186,13 @@ def fix_ssa_n(model: Model, n: float | None) -> None:
 
 
 def make_model(task: Task, choices: Choices) -> Model:
-    """A fresh model of the task's kind and sizes, with weights from PyTorch's random state.
+    """Make a new model of the task's kind and sizes, with weights from PyTorch's random state.
 
-    NAPE is the default everywhere: under it the ASEntmax paper's models do best, and the learned positions of the SSA
-    paper's GPT-2 end with the training length.
+    NAPE is the default for all tasks, because the ASEntmax paper's models do best under NAPE, and the learned positions
+    of the SSA paper's GPT-2 end at the training length.
 
     Raises:
-        InputError: sizes and positions, or norm and temperature do not go together.
+        InputError: sizes and positions, or norm and temperature are incompatible.
     """
     temperature = fixed_temperature(choices.norm, choices.temperature)
     if task.shape is None:
@@ -222,7 +230,7 @@ def make_model(task: Task, choices: Choices) -> Model:
 
 
 def make_settings(task: Task, choices: Choices) -> TrainSettings:
-    """The task's training, with the default betas of Adam as in the papers, and gradients clipped to norm 1."""
+    """Return the settings of the task's training, with Adam's default betas as in the papers and clipped gradients."""
     training = task.training
     return TrainSettings(
         steps=training.steps,

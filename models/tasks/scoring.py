@@ -1,4 +1,4 @@
-"""How well a model does a task: one score per sample, and their mean with its standard error."""
+"""Scores of a model on a task: a score for each sample, and the mean with its standard error."""
 
 import os
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sharp.models.objective import IGNORED, Batch
+from sharp.core.errors import InputError
+from sharp.models.objective import IGNORED, TrainingBatch
 from sharp.models.tasks.task import Metric, Sampler
-from sharp.plugins.errors import InputError
 
 POSITIONS_PER_BATCH = 2**17
 WEIGHTS_PER_RUN = 2**25  # attention weights that one forward pass holds per layer: 128 MiB in float32
@@ -18,40 +18,42 @@ SKIPPED_POINTS = 2  # no line is known before two points (SSA Eq. 2 begins with 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean and standard error over samples."""
+    """The mean score over samples, and its standard error."""
 
     mean: float
     standard_error: float
 
 
 class Scorable(Protocol):
-    """A model of ours, or one that was exported: from a batch's inputs to outputs, on the CPU if it is no module.
+    """A model of ours or an exported model, which maps a batch's inputs to outputs; without a module, on the CPU.
 
-    `config.q_heads`, if it has that, is the number of heads whose weights one layer holds in memory.
+    `config.q_heads`, if the configuration has this field, is the number of heads whose weights one layer holds in
+    memory.
     """
 
     @property
     def config(self) -> Any:
-        """What the model is made from."""
+        """The configuration of the model."""
         ...
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The outputs for a batch."""
+        """Return the outputs for the inputs of a batch."""
         ...
 
 
 @torch.no_grad()
 def score(model: Scorable, sampler: Sampler, metric: Metric, length: int, samples: int, seed: int = 0) -> Score:
-    """The score of `model` on `samples` samples of `length`, on the device that the model is on.
+    """Return the score of `model` on `samples` (at least 1) samples of `length`, computed on the model's device.
 
-    Samples depend on the sampler, the length and the seed alone, so that models can be compared in pairs. Answers are
-    predicted with the right answer's beginning given, which for an exact match is the same as generating greedily.
+    A module is put into evaluation mode. The metrics are described at `sample_scores`; the standard error of one sample
+    is 0. Samples depend only on the sampler, the length and the seed, so models can be compared in pairs. Each token of
+    the answer is predicted after the right tokens before it, which for an exact match is the same as greedy generation.
 
     Raises:
-        InputError: there are no samples of that length, or attention over it does not fit into memory.
+        InputError: there are no samples of this length, or attention over them does not fit into memory.
     """
     tokens = sampler.tokens(length)
-    heads = getattr(model.config, "q_heads", 0)  # the set model has one query, so one row of weights
+    heads = getattr(model.config, "q_heads", 0)  # the set model has one query and so only one row of weights
     per_run = max(1, WEIGHTS_PER_RUN // (heads * tokens * tokens)) if heads else samples
     device = next(model.eval().parameters()).device if isinstance(model, nn.Module) else torch.device("cpu")
     check_memory(heads * tokens * tokens, length, device)
@@ -67,9 +69,17 @@ def score(model: Scorable, sampler: Sampler, metric: Metric, length: int, sample
     return Score(scores.mean().item(), spread / samples**0.5)
 
 
-def sample_scores(metric: Metric, outputs: Tensor, batch: Batch) -> Tensor:
-    """The score of every sample, float32 [samples]."""
-    targets = batch.targets.reshape(len(batch.targets), -1)  # the set model's have one axis only
+def sample_scores(metric: Metric, outputs: Tensor, batch: TrainingBatch) -> Tensor:
+    """Return the score of every sample, float32 [samples], from the model's outputs for the batch.
+
+    | metric | score |
+    | --- | --- |
+    | exact_match | 1 if all targets of the sample are right, else 0 |
+    | accuracy | share of the sample's targets that are right |
+    | final_accuracy | 1 if the last target is right, else 0 |
+    | squared_error | mean squared error of the points but the first two; of the first if there are no others |
+    """
+    targets = batch.targets.reshape(len(batch.targets), -1)  # targets of the set model have one axis only
     if metric == "squared_error":
         error = outputs.float().reshape(targets.shape) - targets
         scored = ~targets[0].isnan()  # the same positions in every sample
@@ -85,17 +95,17 @@ def sample_scores(metric: Metric, outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of memory that the device has."""
+    """Return the bytes of memory that the device has in all, used or not; of a CPU, the machine's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_memory(weights: int, length: int, device: torch.device) -> None:
-    """Check that the attention weights of one layer, so many numbers, fit into memory.
+    """Check that the attention weights of one layer, `weights` numbers, fit into memory; `length` is named if not.
 
     Raises:
-        InputError: they do not.
+        InputError: the weights do not fit.
     """
     needed = 4 * 5 * weights  # float32; logits, mask, weights and what the normalizer keeps
     there = memory_of(device)

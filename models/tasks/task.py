@@ -1,45 +1,45 @@
-"""What a task is: how its samples are made, how answers are scored, and the model and training of its paper."""
+"""The definition of a task: its sampler, its metric, and the model and training of its paper."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
-from sharp.models.objective import Batch
+from sharp.core.errors import InputError
+from sharp.models.objective import TrainingBatch
 from sharp.models.trainer import Stage
-from sharp.plugins.errors import InputError
 
 ModelKind = Literal["tokens", "numbers", "set"]
 Metric = Literal["exact_match", "accuracy", "final_accuracy", "squared_error"]
 
 
 class Sampler(Protocol):
-    """Makes the samples of one task; a frozen dataclass whose fields are the task's parameters, checked when made."""
+    """The sampler of one task, a frozen dataclass whose fields are the task's parameters, checked when it is made."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model says at each position: size of the vocabulary, classes, or 1."""
+        """The number of outputs of a model at each position: size of the vocabulary, number of classes, or 1."""
         ...
 
     def tokens(self, length: int) -> int:
-        """How many positions a model sees for a sample of `length`.
+        """Return the number of positions of a sample of `length`.
 
         Raises:
-            InputError: there are no samples of that length.
+            InputError: there are no samples of this length.
         """
         ...
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
-        """A batch of `sequences` samples of `length`; everything random comes from `generator`.
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
+        """Return a batch of `sequences` samples of `length`; all randomness comes from `generator`.
 
         Raises:
-            InputError: there are no samples of that length.
+            InputError: there are no samples of this length.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderShape:
     """The sizes of a task's decoder."""
 
     layers: int
@@ -50,10 +50,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Training:
-    """How the paper trains: so many steps of `batch` samples, by AdamW.
+    """The training of a paper: `steps` steps of `batch` samples with AdamW.
 
-    The learning rate warms up over `warmup_steps` and then falls along half a cosine to `final_learning_rate`; where
-    both are equal it is constant.
+    The learning rate warms up over `warmup_steps` and then falls along half a cosine to `final_learning_rate`. If both
+    rates are equal, the rate is constant after the warm-up.
     """
 
     steps: int
@@ -67,7 +67,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Evaluation over the values of one of the sampler's fields, beside the lengths."""
+    """An evaluation over `values` of the sampler's field named `field`, beside the lengths."""
 
     field: str
     values: tuple[float, ...]
@@ -75,9 +75,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Task:
-    """A task by name; `source` is the place in the papers that its parameters come from.
+    """A task with its model and training; `source` is the place in the papers from which the parameters are taken.
 
-    `shape` is None for the set model, whose sizes are its own defaults. `length_name` says what a length counts.
+    `sampler` makes the samples, `metric` scores a model (`sharp.models.tasks.scoring.sample_scores`), and `model` is
+    the kind of model: over "tokens", over "numbers", or the "set" model.
+    `shape` is None for the set model, which has default sizes. `length_name` names the unit of lengths.
     """
 
     name: str
@@ -87,13 +89,13 @@ class Task:
     metric: Metric
     training: Training
     evaluation_lengths: tuple[int, ...]
-    shape: Shape | None = None
+    shape: DecoderShape | None = None
     length_name: str = "tokens"
     sweep: Sweep | None = None
 
     @property
     def longest_training_length(self) -> int:
-        """The largest length that training samples."""
+        """The largest length of training samples."""
         return max(max(stage.lengths) for stage in self.training.stages)
 
 
@@ -101,7 +103,7 @@ def check_whole(owner: str, least: int, **fields: int) -> None:
     """Check that every field is a whole number of at least `least`.
 
     Raises:
-        InputError: one is not; the message names task, field, value and limit.
+        InputError: a field is not; the message names task, field, value and limit.
     """
     for name, value in fields.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -112,7 +114,7 @@ def check_share(owner: str, **fields: float) -> None:
     """Check that every field is between 0 and 1.
 
     Raises:
-        InputError: one is not; the message names task, field, value and limit.
+        InputError: a field is not; the message names task, field, value and limit.
     """
     for name, value in fields.items():
         if not 0 <= value <= 1:

@@ -1,4 +1,4 @@
-// Adaptive temperature (ICML 2025): a softmax whose temperature follows from the entropy of the plain softmax.
+// Adaptive softmax (ICML 2025): its temperature is computed from the entropy of the plain softmax.
 #pragma once
 
 #include "tile.h"
@@ -6,7 +6,7 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// softmax(beta z); `find_temperature` (temperature.h) has found beta.
+// softmax(beta z), with the beta that `find_temperature` (temperature.h) has computed.
 struct AdaptiveSoftmax {
   AdaptiveSoftmax(const Problem&, const RowState& state) : highest(state.highest), beta(state.inverse_temperature) {}
   Vec weight(Vec z) const { return exp_nonpositive((z - highest) * beta); }

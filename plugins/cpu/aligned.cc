@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::align_val_t kCacheLine{64};
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kMostKept = 0;  // AddressSanitizer watches what is freed
+constexpr size_t kMostKept = 0;  // no array is kept, so that AddressSanitizer sees every free
 #else
 constexpr size_t kMostKept = size_t{32} << 20;
 #endif
-constexpr size_t kLeastKept = size_t{64} << 10;  // smaller ones the C library keeps itself
+constexpr size_t kLeastKept = size_t{64} << 10;  // the C library itself keeps smaller arrays
 
 struct Kept {
   std::mutex mutex;
@@ -21,13 +21,13 @@ struct Kept {
   size_t bytes = 0;
 };
 
-// Never destroyed: threads may outlive static objects.
+// The kept arrays are never destroyed, because threads may outlive static objects.
 Kept& kept() {
   static Kept* const all = new Kept;
   return *all;
 }
 
-// One of four sizes between a power of 2 and the next: a context that grows by a token needs the same.
+// Rounds up to one of four sizes per power of 2, so that a context that grows by a token mostly needs the same size.
 size_t size_class(size_t bytes) {
   size_t step = kLeastKept / 4;
   while (step * 8 <= bytes) step *= 2;
@@ -57,7 +57,7 @@ void give_back_aligned(void* memory, size_t bytes) {
   if (bytes < kLeastKept || size > kMostKept) return ::operator delete(memory, kCacheLine);
   const std::lock_guard<std::mutex> lock(kept().mutex);
   auto& arrays = kept().arrays;
-  // The smallest go first: contexts grow.
+  // The smallest arrays are freed first, because contexts grow.
   for (; kept().bytes + size > kMostKept; arrays.erase(arrays.begin())) {
     kept().bytes -= arrays.begin()->first;
     ::operator delete(arrays.begin()->second, kCacheLine);

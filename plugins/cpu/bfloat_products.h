@@ -1,8 +1,7 @@
-// The two matrix products of attention for many query rows where the cache holds bfloat16, int8 or fp8 numbers, on
-// AMX.
+// The two matrix products of attention on AMX, for many query rows and caches of bfloat16, int8 or fp8 numbers.
 //
-// Keys and values are exact in bfloat16. A query or a weight becomes a sum of bfloat16 parts, each the rounding of what
-// those before it left: 3 parts have the 24 bits of a float, 2 have 16. The products are added up in float32.
+// Keys and values are exact in bfloat16. A query or a weight becomes a sum of bfloat16 parts, each the rounding of the
+// remainder of the parts before it: 3 parts have the 24 bits of a float, 2 have 16. Products are summed in float32.
 #pragma once
 
 #include "chunk.h"
@@ -11,8 +10,8 @@ namespace sharp::cpu::SHARP_ISA {
 
 #if defined(__AMX_BF16__)
 
-// Attention of one tile and part. A chunk that holds an infinity or NaN is left to the float loops: a part of 0 times
-// infinity would be NaN.
+// The products for one tile and part. A chunk that holds an infinity or NaN is left to the float loops, because a part
+// that is 0 times infinity would be NaN.
 class BfloatProducts {
  public:
   BfloatProducts(const Problem& problem, const Tile& tile, const Scratch& scratch)
@@ -32,7 +31,7 @@ class BfloatProducts {
   BfloatProducts(const BfloatProducts&) = delete;
   BfloatProducts& operator=(const BfloatProducts&) = delete;
 
-  // query [rows, head_dim], scaled. If one of them is not finite, no chunk of the tile is scored here.
+  // Sets query [rows, head_dim], scaled. If a number is not finite, no chunk of the tile is scored here.
   void set_query(const float* query) {
     if (!used_) return;
     const int64_t channels = problem_.head_dim, padded = steps_ * kStepItems;
@@ -48,48 +47,48 @@ class BfloatProducts {
     scores_ = finite(zeros);
   }
 
-  // The logits [rows, kChunkKeys] of a chunk; false if they have to be computed otherwise.
+  // Computes the logits [rows, kChunkKeys] of a chunk. Returns false if the float loops must compute them.
   bool score(const Chunk& chunk, float* logits) const {
     if (!used_ || !scores_) return false;
-    if (problem_.cache_type == CacheType::kInt8) return score_elements<int8_t>(chunk, logits);
-    if (problem_.cache_type == CacheType::kFloat8) return score_elements<Float8>(chunk, logits);
-    return problem_.cache_type == CacheType::kBfloat16 && score_elements<Bfloat16>(chunk, logits);
+    if (problem_.cache_type == SHARP_INT8) return score_elements<int8_t>(chunk, logits);
+    if (problem_.cache_type == SHARP_FP8) return score_elements<Float8>(chunk, logits);
+    return problem_.cache_type == SHARP_BFLOAT16 && score_elements<Bfloat16>(chunk, logits);
   }
 
-  // weights [rows, kChunkKeys] -> output [rows, value_dim], added to what is there, over the keys whose bit is set;
+  // Adds weights [rows, kChunkKeys] times values, over the keys whose bit is set, to output [rows, value_dim]. Returns
   // false if nothing was done.
   bool add(const float* weights, const Chunk& chunk, uint64_t keys, float* output) const {
     if (!used_ || problem_.value_dim % 16 != 0) return false;
-    if (problem_.cache_type == CacheType::kInt8) return add_elements<int8_t>(weights, chunk, keys, output);
-    if (problem_.cache_type == CacheType::kFloat8) return add_elements<Float8>(weights, chunk, keys, output);
+    if (problem_.cache_type == SHARP_INT8) return add_elements<int8_t>(weights, chunk, keys, output);
+    if (problem_.cache_type == SHARP_FP8) return add_elements<Float8>(weights, chunk, keys, output);
     return add_elements<Bfloat16>(weights, chunk, keys, output);
   }
 
  private:
   static constexpr int kTileRows = 16;
   static constexpr int kStepItems = kBfloatItems;
-  static constexpr int kTileItems = 16 * kStepItems;  // bfloat16 numbers of a register
+  static constexpr int kTileItems = 16 * kStepItems;  // bfloat16 numbers in a tile register
   static constexpr int kStrips = kChunkKeys / 16;
 
-  // All 8 registers as 16 rows of 64 bytes.
+  // The configuration of all 8 tile registers as 16 rows of 64 bytes.
   struct alignas(64) Configuration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  // GCC does not know what memory the tile instructions read.
+  // Keeps GCC from moving memory accesses, because it does not know what memory the tile instructions read.
   static void barrier() { __asm__ volatile("" ::: "memory"); }
 
   int64_t padded_rows() const { return (tile_.rows() + kTileRows - 1) / kTileRows * kTileRows; }
 
-  // A pair in each lane, as the instruction wants two consecutive channels or keys; both are exact in bfloat16.
+  // Returns pairs of two consecutive channels or keys, as the instruction needs them; both are exact in bfloat16.
   static VecInt pair(Vec first, Vec second) {
     return (bits_of(first) >> 16 & 0xffff) | (bits_of(second) & static_cast<int32_t>(0xffff0000));
   }
   static void store_pair(VecInt pairs, Bfloat16* to) { _mm512_store_si512(to, reinterpret_cast<__m512i>(pairs)); }
 
-  // Writes the parts of 32 numbers, `stride` apart; returns 0 times what the last part leaves.
+  // Writes the parts of 32 numbers, `stride` apart. Returns 0 times the last remainder: NaN if one is not finite.
   template <int kParts>
   static Vec split(Vec first, Vec second, int64_t stride, Bfloat16* to) {
     for (int part = 0; part < kParts; ++part, to += stride) {
@@ -106,7 +105,7 @@ class BfloatProducts {
 
   template <typename Element>
   bool score_elements(const Chunk& chunk, float* logits) const {
-    Vec zeros{};  // 0 times every number
+    Vec zeros{};  // sum of 0 times every number: NaN if one is not finite
     for (int strip = 0; strip < kStrips; ++strip) {
       const Element* from = static_cast<const Element*>(chunk.keys.strips[strip]);
       Bfloat16* to = scratch_.key_tiles + strip * steps_ * kTileItems;
@@ -189,7 +188,7 @@ class BfloatProducts {
     return true;
   }
 
-  // The value of a key whose bit is not set is 0: what lies there may be NaN.
+  // The values of keys whose bit is not set are packed as 0, because their memory may hold NaN.
   template <typename Element>
   bool pack_values(const Chunk& chunk, uint64_t keys) const {
     const int64_t groups = problem_.value_dim / 16;
@@ -208,7 +207,7 @@ class BfloatProducts {
     return finite(zeros);
   }
 
-  // 16 rows of kGroups times 16 channels.
+  // Adds 16 rows of kGroups * 16 channels.
   template <int kGroups>
   void add_groups(int64_t row, int64_t group, float* output) const {
     const int64_t stride = problem_.value_dim * 4, groups = problem_.value_dim / 16;
@@ -252,7 +251,7 @@ class BfloatProducts {
 
 #else
 
-// Other processors do everything in float.
+// On other processors the float loops do everything.
 struct BfloatProducts {
   BfloatProducts(const Problem&, const Tile&, const Scratch&) {}
   void set_query(const float*) {}

@@ -1,4 +1,4 @@
-// Memory of the parts in progress.
+// The memory of parts that are being computed.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace sharp::cpu {
 
-// States, output sums and, for stored normalizers, logits of `parts` that together cover the keys of a tile.
+// States, output sums and, for normalizers that store them, logits of the parts that cover the keys of a tile.
 class TileBuffers {
  public:
-  // Allocates when the last tile needed less. The logits of a row lie one after another over all parts.
+  // Allocates only if the last tile needed less. The logits of a row are contiguous over all parts.
   void reset(const Problem& problem, const Tile& tile, const std::vector<KeyRange>& ranges, const Loops& loops) {
     const int64_t value_dim = problem.value_dim;
     const int64_t rows = tile.rows(), count = static_cast<int64_t>(ranges.size());
@@ -64,7 +64,7 @@ class TileBuffers {
   std::vector<Part> parts_;
 };
 
-// What a thread needs while it works on one part, and for a tile of one part the tile's buffers too.
+// The buffers of a thread that works on one part, and the tile's buffers for a tile of one part.
 struct ThreadBuffers {
   explicit ThreadBuffers(const Problem& problem)
       : query(aligned_array<float>(kMaxTileRows * problem.head_dim)),
@@ -74,7 +74,7 @@ struct ThreadBuffers {
     if (packs(problem)) packed_values = aligned_array<float>(kChunkKeys * problem.value_dim);
     if (problem.key_screen != nullptr)
       query_integers = aligned_array<int16_t>(kScreenedRows * screen_query_size(problem));
-    if (problem.cache_type != CacheType::kBfloat16 && !has_scales(problem.cache_type)) return;
+    if (problem.cache_type != SHARP_BFLOAT16 && !has_scales(problem.cache_type)) return;
     const int64_t channels = (problem.head_dim + kBfloatItems - 1) / kBfloatItems * kBfloatItems;
     query_parts = aligned_array<Bfloat16>(kQueryParts * kMaxTileRows * channels);
     weight_parts = aligned_array<Bfloat16>(kWeightParts * kMaxTileRows * kChunkKeys);
@@ -82,7 +82,7 @@ struct ThreadBuffers {
     value_tiles = aligned_array<Bfloat16>(kChunkKeys * problem.value_dim);
   }
 
-  static bool packs(const Problem& problem) { return problem.cache_type != CacheType::kFloat32; }
+  static bool packs(const Problem& problem) { return problem.cache_type != SHARP_FLOAT32; }
   Scratch scratch() const {
     return {query.get(),        weights.get(),   packed_keys.get(), packed_values.get(), query_parts.get(),
             weight_parts.get(), key_tiles.get(), value_tiles.get(), query_integers.get()};
@@ -94,7 +94,7 @@ struct ThreadBuffers {
   TileBuffers tile;
 };
 
-// Hands thread buffers to tasks and takes them back, so that there are as many as threads and not as many as tasks.
+// A pool of thread buffers for tasks, so that there are as many buffers as threads and not as many as tasks.
 class BufferPool {
  public:
   explicit BufferPool(const Problem& problem) : problem_(problem) {}

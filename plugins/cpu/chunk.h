@@ -7,36 +7,38 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
+// The addresses of a chunk's keys and values. `values` and `value_scales` are set for mapped keys only.
 struct Chunk {
-  uint64_t mapped;  // bit per key: it lies before the end and its block is not a hole
+  uint64_t mapped;  // bit per key: whether it is before the end and its block is mapped
   KeyPanel keys;
-  CacheType value_type;
+  SharpType value_type;
   const void* values[kChunkKeys];
   float value_scales[kChunkKeys];     // int8 and fp8 only
-  bool fetch_next;                    // while the values are read
+  bool fetch_next;                    // whether `next` is fetched while the values are read
   const void* next[kChunkKeys / 16];  // strips of the next chunk
 };
 
+// Returns a number whose lowest `count` bits are set; `count` above 64 counts as 64.
 inline uint64_t first_bits(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
 
-// Bits of the keys of the chunk at `begin` that lie in `range`.
+// Returns the bits of the keys in `range`, for the chunk at `begin`.
 inline uint64_t bits_in(KeyRange range, int64_t begin) {
   const int64_t low = larger<int64_t>(range.begin - begin, 0), high = larger<int64_t>(range.end - begin, 0);
   return first_bits(high) & ~first_bits(low);
 }
 
-// Where key `position` of the sequence is: offset 0 of its block as an index of blocks * heads, -1 for a hole.
+// Returns the block of key `position` as an index of blocks * heads; -1 if it is not mapped.
 inline int64_t block_of(const Problem& problem, const Tile& tile, int64_t position) {
   const int32_t block = problem.block_table[tile.sequence * problem.max_blocks + position / problem.block_size];
   return block < 0 ? -1 : block * problem.kv_heads + tile.kv_head;
 }
 
-// 16 keys in a row: `block` as above, -1 too from `end` on.
+// 16 contiguous keys. `block` is an index of blocks * heads, -1 if it is not mapped or at or behind `end`.
 struct Strip {
   int64_t block, offset;
 };
 
-// The strips of the chunk at `begin`, where a block has whole strips. Divides once.
+// Finds the strips of the chunk at `begin` with a single division, if blocks consist of whole strips.
 inline void strips_at(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, Strip* strips) {
   const int32_t* blocks = problem.block_table + tile.sequence * problem.max_blocks + begin / problem.block_size;
   int64_t offset = begin % problem.block_size;
@@ -50,6 +52,8 @@ inline void strips_at(const Problem& problem, const Tile& tile, int64_t begin, i
   }
 }
 
+// Returns the address of the first channel of a key, or of a value. `block` is an index of blocks * heads, `offset` the
+// key's place in the block.
 inline const char* key_at(const Problem& problem, int64_t block, int64_t offset) {
   const int64_t index = block * problem.head_dim * problem.block_size + offset;
   return static_cast<const char*>(problem.key_cache) + index * bytes_of(problem.cache_type);
@@ -59,9 +63,10 @@ inline const char* value_at(const Problem& problem, int64_t block, int64_t offse
   return static_cast<const char*>(problem.value_cache) + index * bytes_of(problem.cache_type);
 }
 
-// `block` is an index of blocks * heads.
+// Returns the scale of a block, given as an index of blocks * heads; 1 for a cache without scales.
 inline float scale_of(const float* scales, int64_t block) { return scales == nullptr ? 1.0f : scales[block]; }
 
+// Returns a chunk without keys.
 inline Chunk empty_chunk(const Problem& problem) {
   Chunk chunk;
   chunk.mapped = 0;
@@ -75,6 +80,7 @@ inline Chunk empty_chunk(const Problem& problem) {
   return chunk;
 }
 
+// Returns the chunk of the keys at `begin` in place; blocks must consist of whole strips.
 inline Chunk chunk_of_whole_strips(const Problem& problem, const Tile& tile, int64_t begin, int64_t end) {
   Chunk chunk = empty_chunk(problem);
   const void* any = nullptr;
@@ -95,13 +101,13 @@ inline Chunk chunk_of_whole_strips(const Problem& problem, const Tile& tile, int
       chunk.value_scales[strip * 16 + key] = scale;
     }
   }
-  // A strip that is not there is computed all the same, from any memory: its keys are masked.
+  // A missing strip is computed, too, from any valid memory, because its keys are masked.
   for (const void*& strip : chunk.keys.strips)
     if (strip == nullptr) strip = any;
   return chunk;
 }
 
-// Reads keys that are not 16 in a row in the cache, as float; a channel's keys are kChunkKeys apart afterwards.
+// Packs keys that are not 16 contiguous ones in the cache as float, with kChunkKeys keys per channel.
 template <typename Element>
 void pack_keys(const Problem& problem, const void* const* columns, const float* scales, float* packed) {
   for (int64_t channel = 0; channel < problem.head_dim; ++channel)
@@ -112,6 +118,7 @@ void pack_keys(const Problem& problem, const void* const* columns, const float* 
     }
 }
 
+// Returns the chunk of the keys at `begin` with the keys copied to `packed` [head_dim, kChunkKeys]; for any block size.
 inline Chunk chunk_of_single_keys(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, float* packed) {
   Chunk chunk = empty_chunk(problem);
   const void* columns[kChunkKeys] = {};
@@ -130,12 +137,12 @@ inline Chunk chunk_of_single_keys(const Problem& problem, const Tile& tile, int6
     with_element(problem.cache_type,
                  [&](auto element) { pack_keys<decltype(element)>(problem, columns, scales, packed); });
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) chunk.keys.strips[strip] = packed + strip * 16;
-  chunk.keys.type = CacheType::kFloat32;
+  chunk.keys.type = SHARP_FLOAT32;
   chunk.keys.stride = kChunkKeys;
   return chunk;
 }
 
-// Keys that lie 16 in a row as float, for tiles of many rows: each would convert them again.
+// Converts contiguous keys to float once, for tiles of many rows, each of which would convert them again.
 template <typename Element>
 void convert_keys(const Problem& problem, Chunk& chunk, float* packed) {
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
@@ -146,10 +153,11 @@ void convert_keys(const Problem& problem, Chunk& chunk, float* packed) {
               load(from + channel * chunk.keys.stride + lane) * chunk.keys.scales[strip]);
     chunk.keys.strips[strip] = packed + strip * 16;
   }
-  chunk.keys.type = CacheType::kFloat32;
+  chunk.keys.type = SHARP_FLOAT32;
   chunk.keys.stride = kChunkKeys;
 }
 
+// Converts the values of mapped keys to float once, into `packed` [kChunkKeys, channels], with their scales applied.
 template <typename Element>
 void convert_values(int64_t channels, Chunk& chunk, float* packed) {
   for (uint64_t bits = chunk.mapped; bits != 0; bits &= bits - 1) {
@@ -163,12 +171,12 @@ void convert_values(int64_t channels, Chunk& chunk, float* packed) {
     chunk.values[key] = to;
     chunk.value_scales[key] = 1.0f;
   }
-  chunk.value_type = CacheType::kFloat32;
+  chunk.value_type = SHARP_FLOAT32;
 }
 
 inline void convert_keys(const Problem& problem, const Scratch& scratch, Chunk& chunk) {
   with_element(problem.cache_type, [&](auto element) {
-    if (chunk.keys.type != CacheType::kFloat32) convert_keys<decltype(element)>(problem, chunk, scratch.packed_keys);
+    if (chunk.keys.type != SHARP_FLOAT32) convert_keys<decltype(element)>(problem, chunk, scratch.packed_keys);
   });
 }
 
@@ -178,13 +186,13 @@ inline void convert_values(const Problem& problem, const Scratch& scratch, Chunk
   });
 }
 
-// The keys [begin, begin + kChunkKeys), of which those before `end` count.
+// Returns the chunk of the keys [begin, begin + kChunkKeys); keys from `end` on do not count.
 inline Chunk chunk_at(const Problem& problem, const Tile& tile, int64_t begin, int64_t end, const Scratch& scratch) {
   return problem.block_size % 16 == 0 ? chunk_of_whole_strips(problem, tile, begin, end)
                                       : chunk_of_single_keys(problem, tile, begin, end, scratch.packed_keys);
 }
 
-// 0 to 63, interleaved from the four strips: a processor follows four streams of memory better than one.
+// The numbers 0 to 63, interleaved from the four strips, because a core reads four streams of memory faster than one.
 struct Turns {
   int keys[kChunkKeys];
   constexpr Turns() : keys{} {
@@ -193,7 +201,7 @@ struct Turns {
 };
 inline constexpr Turns kTurns;
 
-// The keys whose bit is set; `keys` [kChunkKeys] is room for their numbers.
+// Returns the values of the keys whose bit is set; `keys` [kChunkKeys] is room for the keys' numbers.
 inline ValuePanel values_of(const Chunk& chunk, uint64_t bits, int* keys) {
   ValuePanel panel{chunk.value_type, kChunkKeys, kTurns.keys, chunk.values, chunk.value_scales, chunk.fetch_next, {}};
   if (panel.fetch)

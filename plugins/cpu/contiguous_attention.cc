@@ -7,7 +7,7 @@
 namespace sharp::cpu {
 namespace {
 
-constexpr int64_t kBlockSize = 64;  // whole chunks of the attention loops
+constexpr int64_t kBlockSize = 64;  // a block is a whole chunk of the attention loops
 
 using Buffer = AlignedArray<float>;
 
@@ -16,7 +16,7 @@ const float* row_at(const ContiguousRows<float>& rows, int64_t pair, int64_t pas
                          : rows.fresh + (pair * rows.new_keys + position - past) * rows.dim;
 }
 
-// [batch, heads, queries, dim] <-> [batch, queries, heads, dim]; the order is the same where one of the two is 1.
+// Swaps [batch, heads, queries, dim] and [batch, queries, heads, dim]. The orders are equal if one of the two is 1.
 void swap_axes(const float* from, int64_t batch, int64_t rows, int64_t columns, int64_t dim, float* to,
                const ParallelFor& parallel_for) {
   parallel_for(batch * rows, [&](int64_t index) {
@@ -27,7 +27,7 @@ void swap_axes(const float* from, int64_t batch, int64_t rows, int64_t columns, 
   });
 }
 
-// Keys dimension-major and values row by row into block `index` of sequence * max_blocks.
+// Packs keys (dimension-major) and values (row by row) into block `index` of the sequence.
 void pack_block(const ContiguousProblem& problem, int64_t sequence, int64_t index, float* keys, float* values) {
   const int64_t past = problem.past[sequence], begin = index * kBlockSize;
   const int64_t count = std::min<int64_t>(problem.total[sequence] - begin, kBlockSize);
@@ -61,8 +61,8 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   paged.max_blocks = std::max<int64_t>((longest + kBlockSize - 1) / kBlockSize, 1);
   paged.blocks = batch * paged.max_blocks;
   paged.head_params = problem.head_params;
-  paged.head_params_width = problem.head_params_width;
-  paged.sinks = problem.sinks;
+  paged.parameters = problem.parameters;
+  paged.sinks = sinks_of(problem);
   paged.alibi_slopes = problem.alibi_slopes;
 
   const int64_t key_block = problem.kv_heads * problem.keys.dim * kBlockSize;
@@ -80,7 +80,7 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   for (int64_t block = 0; block < paged.blocks; ++block) block_table[block] = static_cast<int32_t>(block);
   for (int64_t sequence = 0; sequence <= batch; ++sequence)
     query_start[sequence] = static_cast<int32_t>(sequence * problem.queries);
-  const std::vector<int32_t> slot_mapping(tokens, -1);  // the keys are in their blocks already
+  const std::vector<int32_t> slot_mapping(tokens, -1);  // nothing to store: the keys are in their blocks already
   paged.block_table = block_table.data();
   paged.query_start = query_start.data();
   paged.slot_mapping = slot_mapping.data();
@@ -95,7 +95,8 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   if (!same_order) {
     query = aligned_array<float>(tokens * problem.q_heads * problem.keys.dim);
     output = aligned_array<float>(tokens * problem.q_heads * problem.values.dim);
-    swap_axes(problem.query, batch, problem.q_heads, problem.queries, problem.keys.dim, query.get(), parallel_for);
+    swap_axes(problem.query_rows(), batch, problem.q_heads, problem.queries, problem.keys.dim, query.get(),
+              parallel_for);
     paged.query = query.get();
     paged.output = output.get();
     if (problem.stats != nullptr) {
@@ -105,7 +106,8 @@ void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& p
   }
   paged_attention(paged, parallel_for);
   if (same_order) return;
-  swap_axes(paged.output, batch, problem.queries, problem.q_heads, problem.values.dim, problem.output, parallel_for);
+  swap_axes(paged.output_rows(), batch, problem.queries, problem.q_heads, problem.values.dim, problem.output_rows(),
+            parallel_for);
   if (problem.stats != nullptr)
     swap_axes(paged.stats, batch, problem.queries, problem.q_heads, problem.attributes.stats_columns, problem.stats,
               parallel_for);

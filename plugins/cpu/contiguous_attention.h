@@ -9,7 +9,7 @@
 
 namespace sharp::cpu {
 
-// The keys or the values of a batch: first those of the past, then the new ones.
+// The keys or the values of a batch: the past's rows, then the new ones.
 template <typename Element>
 struct ContiguousRows {
   const Element* past;  // [batch, kv_heads, capacity, dim] or null
@@ -18,27 +18,22 @@ struct ContiguousRows {
   int64_t new_keys, dim;
 };
 
-// One call of Attention as plain data, checked before it comes here.
-struct ContiguousProblem {
-  int64_t batch, q_heads, kv_heads, queries;
+// One call of SharpAttention on the CPU, already checked. `query`, `output` and the rows are float32; `stats` is null
+// if statistics are not collected.
+struct ContiguousProblem : SharpAttention {
   ContiguousRows<float> keys, values;  // keys.dim is head_dim, values.dim value_dim
-  const float* query;                  // [batch, q_heads, queries, head_dim]
   std::vector<int32_t> past;           // [batch] keys before this call
   std::vector<int32_t> total;          // [batch] keys that count, at most past + new_keys
-  const float* head_params;            // [q_heads, head_params_width] or null
-  int64_t head_params_width;
-  const float* sinks;         // the column of head_params with the sinks, or null
-  const float* alibi_slopes;  // [q_heads] or null
-  float* output;              // [batch, q_heads, queries, value_dim]
-  float* stats;               // [batch, q_heads, queries, stats_columns], null when not collected
-  Attributes attributes;
+
+  const float* query_rows() const { return static_cast<const float*>(query); }
+  float* output_rows() const { return static_cast<float*>(output); }
 };
 
-// Fills output and stats. Beside the buffers of `problem` it takes as much memory as keys, values, query and output.
+// Fills output and stats. It allocates about as much memory as keys, values, query and output have.
 void contiguous_attention(const ContiguousProblem& problem, const ParallelFor& parallel_for);
 
-// Writes keys or values [batch, kv_heads, places, dim] to `present`: the past (unless `present` is that very memory),
-// then the new rows of every sequence at places past[b] ... total[b] - 1 (`limit` null: all of them).
+// Writes keys or values [batch, kv_heads, places, dim] to `present`: the past, unless `present` is the past's memory,
+// then the new rows of sequence b at places past[b] ... total[b] - 1 (all new rows if `limit` is null).
 template <typename Element>
 void write_present(const ContiguousRows<Element>& rows, int64_t batch, int64_t kv_heads, int64_t places,
                    const std::vector<int32_t>& past, const std::vector<int32_t>* limit, Element* present,

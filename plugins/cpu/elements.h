@@ -1,4 +1,4 @@
-// The element types of a cache, each read as float vectors; `load(const float*)` is in vector.h.
+// Loads of the element types of a cache as float vectors; `load(const float*)` is in vector.h.
 #pragma once
 
 #include "half.h"
@@ -17,7 +17,7 @@ typename Lanes<Element>::Type load_lanes(const void* from) {
   return *reinterpret_cast<const typename Lanes<Element>::Unaligned*>(from);
 }
 
-// GCC 12 makes a detour through memory of the wider __builtin_convertvector.
+// Intrinsics are used, because GCC 12 takes a detour through memory for the wider __builtin_convertvector.
 inline Vec load(const Bfloat16* from) {
   const auto bits = load_lanes<uint16_t>(from);
 #if defined(__AVX512F__)
@@ -41,8 +41,8 @@ inline Vec load(const int8_t* from) {
 #endif
 }
 
-// float16 has the same numbers, times 2^-8, 7 bits further up. Unlike a product of floats, its conversion takes
-// subnormal numbers as fast as others.
+// e4m3's bits, shifted by 7, are the float16 number that is 2^-8 times as large. The conversion from float16 is as fast
+// for subnormal numbers as for others, unlike a product of floats.
 inline Vec load(const Float8* from) {
 #if defined(__AVX512F__)
   const __m256i words = _mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(load_lanes<uint8_t>(from)));

@@ -12,14 +12,14 @@ template <Power kPower>
 struct Entmax {
   static constexpr int kMaxSteps = 64, kNewtonSteps = 10;
 
-  // With x = [s - tau]_+, F = sum x^k and G = sum x^(k-1): for k >= 1 the Newton step on F^(1/k) - 1 climbs to the root
-  // from tau = -1 without passing it. For k < 1 F is concave between the keys; there the plain step on F - 1, and a
-  // bisection wherever it leaves the bracket.
+  // Finds the threshold. Let x = [s - tau]_+, F = sum x^k and G = sum x^(k-1). For k >= 1 the Newton step on
+  // F^(1/k) - 1 climbs to the root from tau = -1 without passing it. For k < 1 F is concave between the keys, and
+  // Newton's step on F - 1 is taken, with a bisection wherever it leaves the bracket.
   //
-  // For k < 1 the steps go on until the bracket holds no number. Which keys are the lowest ones with a weight is
-  // certain then, and they have what the others leave: a root of so high an order that no tau in float32 gives it.
+  // For k < 1 the steps go on until the bracket holds no number. Then the lowest keys with a weight are certain, and
+  // they share what the others leave of 1: their weights are roots of so high an order that no float32 tau gives them.
   //
-  // A sink is one more key, whose logit is not among the `count`.
+  // A sink is one more key, whose logit is not among the `count` logits.
   static void solve(const Problem& problem, const float* logits, int64_t count, float sink, RowState& state) {
     const double alpha = problem.attributes.alpha, k = 1 / (alpha - 1);
     const bool has_sink = sink > -kInfinity;
@@ -56,8 +56,8 @@ struct Entmax {
                                    : (sums.first - 1) / (k * sums.second);
       float next = static_cast<float>(tau + newton);
       if (k >= 1 && next == tau) break;
-      // The ends of the bracket count as outside: steps from one end to the other would go on for ever.
-      // Next to a key that is about to get a weight, where for k < 1 the slope is infinite, steps are ever shorter.
+      // The ends of the bracket count as outside, because steps from one end to the other would never stop. For k < 1
+      // the slope is infinite next to a key that is about to get a weight, so steps become ever shorter there.
       const bool slow = k >= 1 ? step >= kMaxSteps / 2 && step % 2 == 0 : step >= kNewtonSteps;
       if (!(next > low && next < high) || slow) next = low + (high - low) / 2;
       if (k >= 1 ? next == tau : !(next > low && next < high)) break;
@@ -65,7 +65,7 @@ struct Entmax {
     }
     state.threshold = state.floor = state.level = tau;
     state.share = 0;
-    if (k >= 1 || !(low < high)) return;  // no bracket: a NaN is among the logits
+    if (k >= 1 || !(low < high)) return;  // there is no bracket if a logit is NaN
     const float of_sink = has_sink ? (sink - highest) * factor : -kInfinity;
     Vec lowest = splat(of_sink > low ? of_sink : 1.0f);
     for (int64_t key = 0; key < count; key += kLanes) {
@@ -85,7 +85,8 @@ struct Entmax {
     if (sums.first < 1 && sums.second > 0) state.share = static_cast<float>((1 - sums.first) / sums.second);
   }
 
-  // By s as it is rounded, which a fused `shifted` is not: the root of what that is above 0 is no small number.
+  // Compares the rounded s with tau for any power, because the fused `shifted` may be barely above 0 where s is not
+  // above tau, and a high root of it is no small number.
   static VecInt has_no_weight(Vec s, float tau, Vec shifted) {
     if constexpr (kPower == Power::kAny) return s <= tau;
     return shifted <= 0.0f;

@@ -10,39 +10,36 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Those are the normalizers with competition, in which a sink may take part.
-bool divides_by_sum(NormalizerKind normalizer) { return takes_sinks(normalizer); }
+// Whether a normalizer divides weights by their sum, so that a sink may take part.
+bool divides_by_sum(SharpNormalizer normalizer) { return kNormalizers[normalizer].competes; }
 
-bool drops_keys(NormalizerKind normalizer) {
-  return normalizer == NormalizerKind::kEntmax || normalizer == NormalizerKind::kRelu ||
-         normalizer == NormalizerKind::kRelu2 || normalizer == NormalizerKind::kSoftpick;
-}
+bool drops_keys(SharpNormalizer normalizer) { return kNormalizers[normalizer].sparse; }
 
-// The weight of a row's sink beside `factor` times the weights of its keys.
+// The weight of a row's sink, relative to the weights of its keys times `factor`.
 struct Sink {
   double factor = 1, weight = 0;
 };
 
-// `shift` is that of the sums.
+// Returns the sink of a row; `shift` is the shift of the row's sums.
 Sink sink_of(const Problem& problem, const Row& row, const RowState& state, float shift) {
   const float logit = problem.sink(row.head);
   if (logit == -kInfinity) return {};
-  const Attributes& attributes = problem.attributes;
-  if (attributes.normalizer == NormalizerKind::kEntmax) {
+  const SharpAttributes& attributes = problem.attributes;
+  if (attributes.normalizer == SHARP_ENTMAX) {
     const float scaled = (logit - std::max(state.highest, logit)) * (attributes.alpha - 1.0f);
     const double x = static_cast<double>(scaled) - state.threshold;
     if (scaled <= state.level) return {1, scaled > state.floor ? state.share : 0};
     return {1, x <= 0 ? 0 : std::pow(x, 1 / (attributes.alpha - 1.0))};
   }
   double exponent = logit, level = shift;
-  if (attributes.normalizer == NormalizerKind::kSoftpick) {
+  if (attributes.normalizer == SHARP_SOFTPICK) {
     if (logit > shift) return {std::exp(level - exponent), std::fabs(std::expm1(-exponent))};
     return {1, std::fabs(std::expm1(exponent)) * std::exp(-level)};
   }
-  if (attributes.normalizer == NormalizerKind::kSsa) {
-    const float* params = problem.head_params + row.head * problem.head_params_width;
+  if (attributes.normalizer == SHARP_SSA) {
+    const float* params = problem.head_params + row.head * problem.parameters;
     exponent = std::copysign(params[1] * std::log1p(static_cast<double>(params[0]) * std::fabs(logit)), logit);
-  } else if (attributes.normalizer == NormalizerKind::kAdaptiveSoftmax) {
+  } else if (attributes.normalizer == SHARP_ADAPTIVE_SOFTMAX) {
     level = static_cast<double>(state.inverse_temperature) * state.highest;
   }
   const double difference = exponent - level;
@@ -55,7 +52,7 @@ double lane_sum(const float* lanes) {
   return sum;
 }
 
-// Equal shifts may both be -inf (stored and pointwise normalizers have none), and -inf - -inf is NaN.
+// Returns shift - highest, 0 if equal. Both are -inf without a shift (stored, pointwise), and -inf - -inf is NaN.
 float difference_of(float shift, float highest) { return shift == highest ? 0.0f : shift - highest; }
 
 // Whether NaN or infinity is among the numbers.
@@ -119,11 +116,11 @@ RowSums merge_sums(const Part* parts, int64_t count, int64_t index) {
 bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, bool observations_merged) {
   const int64_t channels = problem.value_dim;
   const int64_t columns = problem.attributes.stats_columns;
-  const NormalizerKind normalizer = problem.attributes.normalizer;
+  const SharpNormalizer normalizer = problem.attributes.normalizer;
   bool finite = true;
   for (int64_t index = 0; index < tile.rows(); ++index) {
     const Row row = row_of(problem, tile, index);
-    float* output = problem.output + (row.token * problem.q_heads + row.head) * channels;
+    float* output = problem.output_rows() + (row.token * problem.q_heads + row.head) * channels;
     float* stats =
         problem.stats == nullptr ? nullptr : problem.stats + (row.token * problem.q_heads + row.head) * columns;
     std::fill_n(output, channels, 0.0f);
@@ -153,7 +150,7 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     if (divides_by_sum(normalizer)) {
       const Sink sink = sink_of(problem, row, parts[0].states[index], shift);
       total = sink.factor * (sum + opposed) + sink.weight;
-      const bool no_weights = total == 0 && normalizer == NormalizerKind::kSoftpick;
+      const bool no_weights = total == 0 && normalizer == SHARP_SOFTPICK;
       const float inverse = no_weights ? 0.0f : static_cast<float>(sink.factor / total);
       if (no_weights) total = 1;
       sink_mass = sink.weight / total;
@@ -162,7 +159,7 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     }
     finite &= all_finite(output, channels);
     if (stats == nullptr) continue;
-    // Of the keys alone: a sink that takes all leaves them no weight under entmax.
+    // The entropy is that of the keys alone. Under entmax a sink can leave them no weight at all.
     const double entropy = sum == 0 && total != 0 ? 0.0 : std::log(sum) - weighted_log / sum;
     stats[0] = static_cast<float>(entropy < 0 ? 0.0 : entropy);
     stats[1] = static_cast<float>(drops_keys(normalizer) ? support : visible);

@@ -1,17 +1,17 @@
-// From the running sums of a tile's parts to the op's output and statistics.
+// The op's output and statistics, computed from the running sums of a tile's parts.
 #pragma once
 
 #include "tile.h"
 
 namespace sharp::cpu {
 
-// Sums of no keys, zero output.
+// Initializes a part: the sums of no keys, and zero output.
 void start_part(const Part& part, int64_t rows, int64_t value_dim);
 
-// Gives every part's state of row `index` the highest logit, the lowest and the number of keys of the whole row.
+// Sets highest logit, lowest logit and number of keys of the whole row `index` in the states of all parts.
 void merge_observations(const Part* parts, int64_t count, int64_t index);
 
-// Sums over all parts of a tile's row, with weights e^(t - shift); `opposed` as in RowState.
+// The sums of the row `index` over all parts of a tile, with weights e^(t - shift); `opposed` as in RowState.
 struct RowSums {
   float shift;
   double sum, weighted_log, opposed;

@@ -1,4 +1,4 @@
-// Lower bounds of entmax's threshold from the largest logits of some keys: what lies below has weight 0.
+// Lower bounds of entmax's threshold, from the largest logits of some keys. Logits below have weight 0.
 #pragma once
 
 #include "tile.h"
@@ -8,7 +8,7 @@ namespace sharp::cpu::SHARP_ISA {
 
 constexpr int kRankedKeys = 256, kRanks = kRankedKeys / kLanes;
 
-// m^(1 - alpha) for the numbers of keys m = 1, 2, ... kLanes, and 2, 3, ... kRanks times kLanes.
+// m^(1 - alpha) for m = 1, 2, ... kLanes keys, and for 2, 3, ... kRanks times kLanes keys.
 struct SharesOfKeys {
   explicit SharesOfKeys(float alpha) : alpha(alpha) {
     for (int index = 0; index < kLanes; ++index) first[index] = share_of(index + 1);
@@ -20,15 +20,15 @@ struct SharesOfKeys {
   float alpha, first[kLanes], ranked[kRanks];
 };
 
-// `lanes` of the parts' states hold the largest logit, or a lower bound of it, of distinct keys each. If m of them are
-// v or more, m weights of [(alpha - 1)(v - f)]^(1 / (alpha - 1)) at f = v - m^(1 - alpha) / (alpha - 1) already sum up
-// to 1, so f is a lower bound of the threshold, in logits. Here v is the m-th largest lane, or the smallest that all
-// lanes have in r parts, m = r * kLanes. `slack`, times |v| + 1 / (alpha - 1), covers roundings.
+// Returns a lower bound f of the threshold, in logits. Each lane of the parts' states holds the largest logit, or a
+// lower bound of it, of distinct keys. If m lanes are v or more, m weights [(alpha - 1)(v - f)]^(1 / (alpha - 1)) at
+// f = v - m^(1 - alpha) / (alpha - 1) already sum to 1, so the threshold is at least f. v is the m-th largest lane, or
+// the smallest number that all lanes have in r parts, with m = r * kLanes. `slack`, times |v| + 1 / (alpha - 1), covers
+// rounding errors.
 //
-// The result depends only on lanes above it: a smaller number in the place of one that is not changes nothing, which
-// makes the keys above the result of the logits themselves the same with a screen and without. Alpha above 2 has
-// -infinity, as a precaution: there a key just above the threshold has no small weight, so that no rounding is
-// harmless.
+// The result depends only on lanes above it. Replacing a lane below it by a smaller number changes nothing, so the keys
+// above the result are the same with and without a screen. For alpha above 2 the result is -infinity, as a precaution:
+// a key just above the threshold then has no small weight, so that no rounding is harmless.
 inline float floor_of_lanes(float alpha, const Part* parts, int64_t count, int64_t row,
                             const float (RowState::*lanes)[kStateLanes], float slack) {
   if (!(alpha <= 2.0f)) return -kInfinity;
@@ -49,7 +49,7 @@ inline float floor_of_lanes(float alpha, const Part* parts, int64_t count, int64
   float best = -kInfinity;
   const auto consider = [&](float least, float share) {
     const float floor = least - width * share - (__builtin_fabsf(least) + width) * slack;
-    if (floor > best) best = floor;  // infinite logits give NaN
+    if (floor > best) best = floor;  // false for NaN, which infinite logits give
   };
   float sorted[kLanes];
   for (int index = 0; index < kLanes; ++index) {

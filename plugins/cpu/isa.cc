@@ -21,12 +21,12 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool available;
-  Loops (*find)(const Attributes&);
+  Loops (*find)(const SharpAttributes&);
   const VocabularyLoops* vocabulary;
 };
 
 #if defined(__x86_64__)
-// Clang knows no name for it before version 15.
+// Whether the processor has F16C, read by cpuid because Clang before version 15 has no name for it.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
@@ -34,7 +34,7 @@ bool has_f16c() {
 #endif
 
 #if defined(SHARP_AMX)
-// Whether the processor has AMX for bfloat16 and the system lets this process have its registers (Linux 5.16).
+// Whether the processor has AMX for bfloat16 and the system lets this process use the tile registers (Linux 5.16).
 bool may_use_amx() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAvx512Bf16 = 1u << 5;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -65,7 +65,7 @@ InstructionSet choose() {
       {"neon_dotprod", (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, neon_dotprod::find_loops,
        &baseline::vocabulary_loops},
 #endif
-      {"neon", true, baseline::find_loops, &baseline::vocabulary_loops}};  // every such processor has it
+      {"neon", true, baseline::find_loops, &baseline::vocabulary_loops}};  // every 64-bit Arm processor has NEON
 #else
   const InstructionSet sets[] = {{"baseline", true, baseline::find_loops, &baseline::vocabulary_loops}};
 #endif
@@ -86,7 +86,7 @@ const InstructionSet& chosen() {
 
 }  // namespace
 
-Loops find_loops(const Attributes& attributes) { return chosen().find(attributes); }
+Loops find_loops(const SharpAttributes& attributes) { return chosen().find(attributes); }
 
 const VocabularyLoops& vocabulary_loops() { return *chosen().vocabulary; }
 

@@ -1,4 +1,4 @@
-// The attention loops of every normalizer. A loop knows no more of a normalizer than its template parameter says.
+// The attention loops of every normalizer. A loop knows a normalizer only through its template parameter.
 #pragma once
 
 #include "screened.h"
@@ -9,38 +9,41 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
+// Returns the loops of a normalizer whose weights each follow from one logit and running sums.
 template <typename Normalizer>
 constexpr Loops streamed() {
   return {stream<Normalizer>, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, screen_key, 0};
 }
 
+// Returns the loops of a normalizer that keeps all logits of a row.
 template <typename Normalizer>
 constexpr Loops stored() {
   return {nullptr, score_part, weigh_part<Normalizer>, nullptr, nullptr, nullptr, nullptr, screen_key, 0};
 }
 
+// Returns the loops of entmax, which keep the logits that may get a weight.
 template <Power kPower>
 constexpr Loops selected() {
   return {nullptr,      select_part,     stream_values, resolve_row<kPower>, bound_part,
           merge_bounds, select_doubtful, screen_key,    kScreenedBfloatRows};
 }
 
-// Alpha 1.5 and 2 need no power function.
-inline Loops loops_for(const Attributes& attributes) {
+// Entmax has own loops for alpha 1.5 and 2, which need no power function.
+inline Loops loops_for(const SharpAttributes& attributes) {
   switch (attributes.normalizer) {
-    case NormalizerKind::kSsa:
+    case SHARP_SSA:
       return streamed<Ssa>();
-    case NormalizerKind::kSigmoid:
+    case SHARP_SIGMOID:
       return streamed<Sigmoid>();
-    case NormalizerKind::kRelu:
+    case SHARP_RELU:
       return streamed<Relu>();
-    case NormalizerKind::kRelu2:
+    case SHARP_RELU2:
       return streamed<Relu2>();
-    case NormalizerKind::kSoftpick:
+    case SHARP_SOFTPICK:
       return streamed<Softpick>();
-    case NormalizerKind::kAdaptiveSoftmax:
+    case SHARP_ADAPTIVE_SOFTMAX:
       return stored<AdaptiveSoftmax>();
-    case NormalizerKind::kEntmax:
+    case SHARP_ENTMAX:
       if (attributes.alpha == 1.5f) return selected<Power::kTwo>();
       if (attributes.alpha == 2.0f) return selected<Power::kOne>();
       return selected<Power::kAny>();

@@ -5,7 +5,7 @@
 
 namespace sharp::cpu::avx2 {
 
-Loops find_loops(const Attributes& attributes) { return loops_for(attributes); }
+Loops find_loops(const SharpAttributes& attributes) { return loops_for(attributes); }
 
 const VocabularyLoops vocabulary_loops = kVocabularyLoops;
 

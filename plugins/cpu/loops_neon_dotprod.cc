@@ -4,6 +4,6 @@
 
 namespace sharp::cpu::neon_dotprod {
 
-Loops find_loops(const Attributes& attributes) { return loops_for(attributes); }
+Loops find_loops(const SharpAttributes& attributes) { return loops_for(attributes); }
 
 }  // namespace sharp::cpu::neon_dotprod

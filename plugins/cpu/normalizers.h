@@ -1,8 +1,8 @@
 // The normalizers as parameters of the attention loops.
 //
-// Exponential: weight = e^(exponent(z) - shift), the shift being the running maximum of the exponents. Softpick shifts
-// its weights e^z - 1 in the same way.
-// Pointwise: weight = weight(z), no shift. Both see a masked key as z = -inf and give it weight 0.
+// Exponential normalizers have weight = e^(exponent(z) - shift), the shift being the running maximum of the exponents.
+// Softpick shifts its weights e^z - 1 in the same way. Pointwise normalizers have weight = weight(z) without a shift. A
+// masked key has z = -inf, and every normalizer gives it weight 0.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// (e^z - 1) e^-shift, with `one` = e^-shift; 0 for z = -inf. Near 0 the difference would lose digits, the series does
-// not.
+// Returns (e^z - 1) e^-shift, with `one` = e^-shift; 0 for z = -inf. A series is used near 0, where the difference
+// would lose digits.
 inline Vec shifted_expm1(Vec z, float shift, float one) {
   constexpr float kReciprocals[] = {1.0f / 9, 1.0f / 8, 1.0f / 7, 1.0f / 6, 1.0f / 5, 1.0f / 4, 1.0f / 3, 1.0f / 2};
   Vec series = splat(1.0f);
@@ -29,17 +29,17 @@ struct Softmax {
   Vec exponent(Vec z) const { return z; }
 };
 
-// Weight proportional to (1 + b|z|)^(sgn(z) n), which is e^t with t = n sgn(z) ln(1 + b|z|) (SSA, Eq. 5).
+// SSA: weights proportional to (1 + b|z|)^(sgn(z) n) = e^t with t = n sgn(z) ln(1 + b|z|) (Eq. 5).
 struct Ssa {
   static constexpr bool kExponential = true, kSparse = false;
   Ssa(const Problem& problem, const Row& row, float)
-      : b(problem.head_params[row.head * problem.head_params_width]),
-        n(problem.head_params[row.head * problem.head_params_width + 1]) {}
+      : b(problem.head_params[row.head * problem.parameters]),
+        n(problem.head_params[row.head * problem.parameters + 1]) {}
   Vec exponent(Vec z) const { return with_sign_of(log_positive(absolute(z) * b + 1.0f) * n, z); }
   float b, n;
 };
 
-// How many of these keys have a block, and at least 1.
+// Returns the number of these keys that have a block, at least 1.
 inline int64_t mapped_keys(const Problem& problem, int64_t sequence, KeyRange keys) {
   const int32_t* table = problem.block_table + sequence * problem.max_blocks;
   int64_t count = 0;
@@ -51,12 +51,12 @@ inline int64_t mapped_keys(const Problem& problem, int64_t sequence, KeyRange ke
   return std::max<int64_t>(count, 1);
 }
 
-// What the number n of visible keys does under a pointwise normalizer: bias - power ln n is added to sigmoid's logits,
-// n^-power is a factor of relu's weights.
+// Returns the effect of the number n of visible keys under a pointwise normalizer: bias - power ln n, which is added to
+// sigmoid's logits, or n^-power, a factor of relu's weights.
 inline float length_term(const Problem& problem, int64_t sequence, const Row& row) {
-  const bool sigmoid = problem.attributes.normalizer == NormalizerKind::kSigmoid;
+  const bool sigmoid = problem.attributes.normalizer == SHARP_SIGMOID;
   if (problem.head_params == nullptr) return sigmoid ? 0.0f : 1.0f;
-  const float* params = problem.head_params + row.head * problem.head_params_width;
+  const float* params = problem.head_params + row.head * problem.parameters;
   const double log_count = std::log(static_cast<double>(mapped_keys(problem, sequence, row.visible)));
   return static_cast<float>(sigmoid ? params[0] - params[1] * log_count : std::exp(-params[0] * log_count));
 }
@@ -89,7 +89,7 @@ struct Relu2 {
   float factor;
 };
 
-// max(e^z - 1, 0), divided by the sum of all |e^z - 1| (Zuhri et al. 2025).
+// Softpick: max(e^z - 1, 0), divided by the sum of all |e^z - 1| (Zuhri et al. 2025).
 struct Softpick {
   static constexpr bool kExponential = true, kSparse = true;
   Softpick(const Problem&, const Row&, float = 0) {}

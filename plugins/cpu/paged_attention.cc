@@ -15,9 +15,9 @@
 namespace sharp::cpu {
 namespace {
 
-constexpr int64_t kTilesFinishedHere = 4;  // finished before another thread would have begun
+constexpr int64_t kTilesFinishedHere = 4;  // so few tiles are finished before another thread would start
 
-// The temperature of a row, or its threshold and output.
+// Computes the temperature of a row, or its threshold and output.
 void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, const TileBuffers& buffers, int64_t row) {
   merge_observations(buffers.parts(), buffers.count(), row);
   if (buffers.part(0).states[row].visible == 0) return;
@@ -25,7 +25,7 @@ void solve_row(const Problem& problem, const Loops& loops, const Tile& tile, con
   find_temperature(problem, buffers.parts(), buffers.count(), row);
 }
 
-// Returns whether its output is finite.
+// Computes a tile; returns whether its output is finite.
 bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, ThreadBuffers& buffers) {
   buffers.tile.reset(problem, work.tile, work.parts, loops);
   const Part& part = buffers.tile.part(0);
@@ -45,8 +45,8 @@ bool attend_tile(const Problem& problem, const Loops& loops, const Work& work, T
   return finish_tile(problem, work.tile, &part, 1, true);
 }
 
-// Computes a tile whose output is not finite once more: values of keys without a weight may have made it so, as
-// 0 times NaN is NaN.
+// Computes a tile again whose output is not finite. Values of keys without a weight may be the cause, because 0 times
+// NaN is NaN.
 void attend_row_by_row(const Problem& problem, const Loops& loops, const Tile& tile, ThreadBuffers& buffers) {
   Work work{tile, {{tile.key_begin, tile.key_end}}};
   work.tile.row_by_row = true;
@@ -119,7 +119,7 @@ class Attention {
     std::unique_ptr<TileBuffers> buffers;
   };
 
-  // The second pass over the keys of split tiles that are screened.
+  // Makes the second pass over the keys of split tiles that are screened.
   void score_doubtful() {
     bool any = false;
     for (const Split& split : split_) {
@@ -134,7 +134,7 @@ class Attention {
     });
   }
 
-  // Temperatures are quickly found; a threshold is worth a task.
+  // Solves all rows of split tiles. Temperatures are fast to compute; thresholds are worth a task each.
   void solve_rows() {
     if (!loops_.keeps_logits()) return;
     const auto solve = [&](int64_t index) {
@@ -147,7 +147,7 @@ class Attention {
     for (int64_t index = 0; index < count; ++index) solve(index);
   }
 
-  // Whether a row of a split tile has left values to `weigh`.
+  // Whether any row of a split tile has left values to `weigh`.
   bool streams_values() const {
     for (const Split& split : split_)
       for (int64_t row = 0; row < split.work->tile.rows(); ++row)

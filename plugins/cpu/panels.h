@@ -1,7 +1,7 @@
 // The two small matrix products of attention over a chunk of keys, held in registers:
 //   logits[row][key] = sum over channels of query[row][channel] * key[channel][key]
 //   output[row][channel] += sum over keys of weight[row][key] * value[key][channel]
-// Every load of a key or value serves all rows of the tile, so heads of a group share each read of the cache.
+// Each load of a key or value serves all rows of the tile, so the heads of a group share every read of the cache.
 #pragma once
 
 #include "elements.h"
@@ -11,7 +11,7 @@ namespace sharp::cpu::SHARP_ISA {
 
 constexpr int kMaxPanelRows = 6;
 
-// Vectors beside each other such that rows * vectors accumulators and their operands fit the registers.
+// Returns the number of vectors per row for which rows * vectors accumulators and the operands fit the registers.
 constexpr int panel_vectors(int rows) {
   int vectors = 4;
   while (vectors > 1 && rows * vectors + (rows < vectors ? rows : vectors) + 1 > kRegisters) vectors /= 2;
@@ -20,32 +20,33 @@ constexpr int panel_vectors(int rows) {
 
 // Calls `body` with a value of the element type.
 template <typename Body>
-void with_element(CacheType type, Body body) {
+void with_element(SharpType type, Body body) {
   switch (type) {
-    case CacheType::kFloat16:
+    case SHARP_FLOAT16:
       return body(Float16{});
-    case CacheType::kBfloat16:
+    case SHARP_BFLOAT16:
       return body(Bfloat16{});
-    case CacheType::kInt8:
+    case SHARP_INT8:
       return body(int8_t{});
-    case CacheType::kFloat8:
+    case SHARP_FP8:
       return body(Float8{});
     default:
       return body(0.0f);
   }
 }
 
-// Keys of a chunk as 4 strips of 16, dimension-major. While a strip is read, the memory at `ahead` is fetched, a cache
-// line for each line of the strip: one core alone cannot keep enough reads of a single stream under way.
+// Keys of a chunk as 4 strips of 16, dimension-major. While a strip is read, the memory at `ahead` is prefetched, one
+// cache line per line of the strip, because a core cannot keep enough reads of a single stream in flight.
 struct KeyPanel {
-  CacheType type;
+  SharpType type;
   int64_t stride;  // from a channel to the next, in elements
   const void* strips[kChunkKeys / 16];
   float scales[kChunkKeys / 16];
-  bool fetch;  // whether these are fetched; all are addresses then
+  bool fetch;  // whether `ahead` is prefetched; all its addresses are then valid
   const void* ahead[kChunkKeys / 16];
 };
 
+// Computes the logits of kRows rows and of kVectors vectors of keys, from vector number `first` on.
 template <typename Element, int kRows, int kVectors, bool kFetch>
 void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int first, float* logits) {
   constexpr int kChannelsPerLine = 4 / sizeof(Element);
@@ -57,7 +58,7 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
     ahead[v] = static_cast<const char*>(keys.ahead[key / 16]);
   }
   Vec sums[kRows][kVectors];
-  // Not "= {}": GCC would clear them in memory first.
+  // The sums are cleared one by one, because with "= {}" GCC would clear them in memory first.
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kVectors; ++v) sums[row][v] = Vec{};
   for (int64_t channel = 0; channel < channels; ++channel) {
@@ -78,21 +79,23 @@ void score_panel(const float* query, int64_t channels, const KeyPanel& keys, int
     }
 }
 
-// Keys of a chunk with a weight that counts, and where their values are. `ahead` is as in KeyPanel: strips of the chunk
-// that comes next.
+// Keys of a chunk with a weight that is not 0, and the addresses of their values. `ahead` has strips of the next chunk,
+// which are prefetched as in KeyPanel.
 struct ValuePanel {
-  CacheType type;
+  SharpType type;
   int count;
-  const int* keys;            // [count], in the order in which they are added up
+  const int* keys;            // [count], in the order of summation
   const void* const* values;  // by key
   const float* scales;        // by key
-  bool fetch;                 // whether these are fetched; all are addresses then
+  bool fetch;                 // whether `ahead` is prefetched; all its addresses are then valid
   const void* ahead[kChunkKeys / 16];
 };
 
+// Adds weights times values to kVectors vectors of channels, from `channel` on, of kRows rows of output, `stride`
+// apart.
 template <typename Element, int kRows, int kVectors, bool kFetch>
 void add_panel(const float* weights, const ValuePanel& panel, int64_t channel, int64_t stride, float* output) {
-  constexpr int kBytesPerKey = kVectors * kLanes * sizeof(Element) / 4;  // of each strip ahead: a strip has 16 keys
+  constexpr int kBytesPerKey = kVectors * kLanes * sizeof(Element) / 4;  // of each strip ahead, which has 16 keys
   Vec sums[kRows][kVectors];
   for (int row = 0; row < kRows; ++row)
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(output + row * stride + channel + v * kLanes);
@@ -143,7 +146,7 @@ void add_rows(const float* weights, const ValuePanel& panel, int64_t channels, f
     }
 }
 
-// Calls `product` for groups of at most kMaxPanelRows rows, with sizes as even as they can be.
+// Calls `product` for groups of at most kMaxPanelRows rows, of sizes as equal as possible.
 template <typename Product>
 void for_row_groups(int64_t rows, Product product) {
   const int64_t groups = (rows + kMaxPanelRows - 1) / kMaxPanelRows;
@@ -153,7 +156,7 @@ void for_row_groups(int64_t rows, Product product) {
   }
 }
 
-// query [rows, channels] -> logits [rows, kChunkKeys].
+// Computes logits [rows, kChunkKeys] of query [rows, channels].
 template <typename Element>
 void score_elements(const float* query, int64_t rows, int64_t channels, KeyPanel keys, float* logits) {
   using Function = void (*)(const float*, int64_t, const KeyPanel&, float*);
@@ -165,12 +168,13 @@ void score_elements(const float* query, int64_t rows, int64_t channels, KeyPanel
   });
 }
 
+// `score_elements` for the type of the keys.
 inline void score(const float* query, int64_t rows, int64_t channels, const KeyPanel& keys, float* logits) {
   with_element(keys.type,
                [&](auto element) { score_elements<decltype(element)>(query, rows, channels, keys, logits); });
 }
 
-// weights [rows, kChunkKeys] -> output [rows, channels], added to what is there.
+// Adds weights [rows, kChunkKeys] times values to output [rows, channels].
 template <typename Element, bool kFetch>
 void add_elements(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
   using Function = void (*)(const float*, const ValuePanel&, int64_t, float*);
@@ -182,6 +186,7 @@ void add_elements(const float* weights, int64_t rows, const ValuePanel& panel, i
   });
 }
 
+// `add_elements` for the type of the values.
 inline void add_values(const float* weights, int64_t rows, const ValuePanel& panel, int64_t channels, float* output) {
   if (panel.count == 0) return;
   with_element(panel.type, [&](auto element) {

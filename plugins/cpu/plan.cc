@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t kMaxPartKeys = 2048;  // enough work for a thread, few enough to balance
 constexpr int64_t kMinPartKeys = 256;   // fewer keys are not worth a part of their own
-constexpr int64_t kMinParts = 4;        // of a tile when there are few: two or four threads share them evenly
-constexpr int64_t kFewTiles = 8;        // more keep the threads busy with longer parts, which cost less
+constexpr int64_t kMinParts = 4;        // parts of a tile if tiles are few; two or four threads share them evenly
+constexpr int64_t kFewTiles = 8;        // with more tiles, longer parts keep the threads busy and cost less
 constexpr int64_t kMaxSplitTiles = 2;   // with more tiles than this, tiles alone keep the threads busy
 constexpr int64_t kStoredLogits = 2 * 1024 * 1024;  // floats that a thread may keep: 8 MiB
 constexpr int64_t kMinStoredRows = 6;
@@ -17,7 +17,7 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 Tile make_tile(const Problem& problem, int64_t sequence, int64_t kv_head, int64_t row_begin, int64_t row_end) {
   Tile tile{sequence, kv_head, row_begin, row_end, 0, 0};
-  // Both ends of what a row sees grow with its position, but heads of a token may reach back differently far.
+  // Both ends of a row's visible keys grow with its position, but the heads of a token may reach back differently far.
   int64_t begin = row_of(problem, tile, 0).visible.begin;
   for (int64_t row = 1; row < tile.rows() && problem.reach != nullptr; ++row)
     begin = std::min(begin, row_of(problem, tile, row).visible.begin);
@@ -34,7 +34,7 @@ int64_t tiles_of(const Problem& problem, int64_t sequence, bool stored) {
   return ceil_divide(queries * problem.group(), tile_rows);
 }
 
-// The keys of a part of a tile that is split.
+// Returns the number of keys in a part of a split tile.
 int64_t part_keys(int64_t length, bool few_tiles) {
   if (!few_tiles) return kMaxPartKeys;
   const int64_t even = ceil_divide(ceil_divide(length, kMinParts), kChunkKeys) * kChunkKeys;

@@ -1,4 +1,4 @@
-// How the work of one call is cut into tiles of query rows and parts of keys.
+// The division of one call's work into tiles of query rows and parts of keys.
 #pragma once
 
 #include <vector>
@@ -7,14 +7,15 @@
 
 namespace sharp::cpu {
 
+// A tile with the parts of its keys, each of which one thread computes.
 struct Work {
   Tile tile;
-  std::vector<KeyRange> parts;  // more than one: threads share the tile's keys and the results are merged
+  std::vector<KeyRange> parts;  // if there are several, threads share the tile's keys and the results are merged
 };
 
-// The cut depends on the shapes alone, so the same call gives the same bits with any number of threads. `stored` tells
-// that the normalizer keeps its logits, which limits the rows of a tile by the length of the context. The tiles with
-// most keys come first.
+// Divides the work. The division depends on the shapes alone, so a call gives the same bits with any number of threads.
+// `stored` is whether the normalizer keeps its logits, which limits the rows of a tile by the length of the context.
+// The tiles with the most keys come first.
 std::vector<Work> plan_work(const Problem& problem, bool stored);
 
 }  // namespace sharp::cpu

@@ -1,12 +1,12 @@
-// Numbers as integers of 8 bits.
+// Quantization of numbers to 8-bit integers.
 #pragma once
 
 #include <cstdint>
 
 namespace sharp::cpu {
 
-// value / scale rounded to even, `inverse` being 1 / scale; 0 for a NaN, of which the scale tells. Loops over it become
-// vector instructions; with nearbyint they would not.
+// Returns value / scale rounded to even, with `inverse` = 1 / scale; 0 for NaN, because the scale is NaN then. Loops
+// over it are vectorized, which they would not be with nearbyint.
 inline int8_t quantize(float value, float inverse) {
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer
   const float scaled = value * inverse, upper = scaled > 127.0f ? 127.0f : scaled;

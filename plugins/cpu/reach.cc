@@ -7,10 +7,10 @@
 namespace sharp::cpu {
 namespace {
 
-constexpr double kSlack = 1.001;  // more than all roundings of norms, logits and biases in float
+constexpr double kSlack = 1.001;  // covers all rounding errors of norms, logits and biases in float
 constexpr int64_t kEverything = std::numeric_limits<int32_t>::max();
 
-// No key of these blocks is longer; infinity where it is not known.
+// Returns an upper bound of the length of all keys in these blocks; infinity if it is not known.
 double longest_key(const Problem& problem, const int32_t* table, int64_t blocks, int64_t kv_head) {
   if (!has_scales(problem.cache_type)) {
     const double bound = problem.attributes.key_bound;
@@ -23,11 +23,10 @@ double longest_key(const Problem& problem, const int32_t* table, int64_t blocks,
     if (!(bound <= longest)) longest = bound;
     if (longest != longest) return std::numeric_limits<double>::infinity();
   }
-  return longest * (problem.cache_type == CacheType::kInt8 ? 127 : 448) *
-         std::sqrt(static_cast<double>(problem.head_dim));
+  return longest * (problem.cache_type == SHARP_INT8 ? 127 : 448) * std::sqrt(static_cast<double>(problem.head_dim));
 }
 
-// Distance from the query at `position` to the newest of `total` keys that the block table maps.
+// Returns the distance from the query at `position` to the newest of `total` keys that the block table maps.
 int64_t newest_distance(const Problem& problem, const int32_t* table, int64_t position, int64_t total) {
   for (int64_t key = std::min(position, total - 1); key >= 0; --key)
     if (table[key / problem.block_size] >= 0) return position - key;
@@ -37,10 +36,10 @@ int64_t newest_distance(const Problem& problem, const int32_t* table, int64_t po
 }  // namespace
 
 std::vector<int64_t> reach_of(const Problem& problem) {
-  const Attributes& attributes = problem.attributes;
+  const SharpAttributes& attributes = problem.attributes;
   const bool bounded = attributes.key_bound > 0 || has_scales(problem.cache_type) || attributes.softcap > 0;
-  // Without causality there are keys after the query, which this bound does not look at.
-  if (attributes.normalizer != NormalizerKind::kEntmax || problem.alibi_slopes == nullptr || problem.stats != nullptr ||
+  // Without causal attention there are keys after the query, which this bound does not cover.
+  if (attributes.normalizer != SHARP_ENTMAX || problem.alibi_slopes == nullptr || problem.stats != nullptr ||
       !attributes.causal || !bounded)
     return {};
   std::vector<int64_t> reach(problem.tokens * problem.q_heads, kEverything);
@@ -55,11 +54,11 @@ std::vector<int64_t> reach_of(const Problem& problem) {
         const int64_t newest = newest_distance(problem, table, problem.context_lens[sequence] + token - first, total);
         for (int64_t head = kv_head * problem.group(); head < (kv_head + 1) * problem.group(); ++head) {
           const double slope = problem.alibi_slopes[head];
-          const float* query = problem.query + (token * problem.q_heads + head) * problem.head_dim;
+          const float* query = problem.query_rows() + (token * problem.q_heads + head) * problem.head_dim;
           double square = 0;
           for (int64_t channel = 0; channel < problem.head_dim; ++channel) square += query[channel] * query[channel];
           double bound = std::fabs(attributes.scale) * std::sqrt(square) * longest;
-          // A NaN or an infinite query must spoil its row, however far the keys are.
+          // A query with NaN or infinity must make its row NaN, however far the keys are.
           if (attributes.softcap > 0 && square < std::numeric_limits<double>::infinity() &&
               !(bound < attributes.softcap))
             bound = attributes.softcap;

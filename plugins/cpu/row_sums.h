@@ -6,9 +6,10 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-constexpr int64_t kSumKeys = 1024;  // lanes add up to so many keys in float, the rest is added in double
+constexpr int64_t kSumKeys = 1024;  // keys that lanes sum in float; the partial sums are added in double
 
-// Sum of terms(z) over a row, in double; `terms` returns two vectors.
+// The sums of `terms` over a row of `count` logits, in double. `terms(z, first, second)` adds to two vectors. `logits`
+// must be readable and filled up, for example with -inf, to whole vectors.
 struct Sums {
   double first, second;
 };

@@ -1,4 +1,4 @@
-// Draws tokens from logits, and says how likely tokens are: what `sharp.plugins.sampling` calls through ctypes.
+// Sampling of tokens from logits, and log probabilities, which `sharp.plugins.cpu.sampling` calls through ctypes.
 #include "sampling.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ float from_bits(int32_t bits) {
   return value;
 }
 
-// One row of logits after another, in buffers that stay in the processor's cache.
+// The buffers for one row of logits after another, which stay in the processor's cache.
 class Vocabulary {
  public:
   explicit Vocabulary(int64_t tokens)
@@ -53,7 +53,7 @@ class Vocabulary {
     if (!std::isfinite(best.value)) return -1;
     if (row.sharpness == 0) return best.index;
     const int64_t top_k = static_cast<int64_t>(row.top_k);
-    // Few tokens are all that may come: nothing has to be known of the others.
+    // With a small top_k, only few tokens need weights.
     const bool few = top_k > 0 && top_k <= whole_blocks(tokens_);
     const int64_t count = few ? gather(logits, nth_maximum(top_k, whole_blocks(tokens_))) : tokens_;
     weigh(few ? gathered_.data() : logits, count, best.value, static_cast<float>(row.sharpness));
@@ -63,8 +63,8 @@ class Vocabulary {
     return few ? places_[sampled] : sampled;
   }
 
-  // The `top` most likely tokens, the smaller of equals first, and the logarithm of the sum of e^logit. NaN and the
-  // first tokens if the highest logit is not finite.
+  // Finds the `top` most likely tokens, ties by smaller id, and returns the logarithm of the sum of e^logit. If the
+  // highest logit is not finite, finds the first tokens and returns NaN.
   double most_likely(const float* logits, int64_t top, int64_t* found) {
     const Peak best = loops_.peak(logits, tokens_, maxima_.data());
     if (!std::isfinite(best.value)) {
@@ -91,20 +91,20 @@ class Vocabulary {
   int64_t padded() const { return blocks() * kVocabularyBlock; }
   double total() const { return std::accumulate(sums_.begin(), sums_.begin() + blocks(), 0.0); }
 
-  // Weighs the tokens that may come, all or those that were gathered; what follows is about these.
+  // Computes the weights of all tokens, or of the gathered ones; all later steps use these.
   void weigh(const float* logits, int64_t count, float highest, float sharpness) {
     count_ = count;
     loops_.weigh(logits, count, highest, sharpness, weights_.data(), {sums_.data(), maxima_.data()});
   }
 
-  // Takes the logits that are at least `bound`, and notes whose they are; returns their number.
+  // Gathers the logits that are at least `bound`, and their tokens; returns their number.
   int64_t gather(const float* logits, float bound) {
     const int64_t count = loops_.collect(logits, tokens_, bound, places_.data());
     for (int64_t i = 0; i < count; ++i) gathered_[i] = logits[places_[i]];
     return count;
   }
 
-  // The n-th largest of the maxima of so many blocks: at least n values are not smaller.
+  // Returns the n-th largest maximum of `blocks` blocks, which at least n values reach.
   float nth_maximum(int64_t n, int64_t blocks) {
     std::copy_n(maxima_.begin(), blocks, candidates_.begin());
     std::nth_element(candidates_.begin(), candidates_.begin() + n - 1, candidates_.begin() + blocks,
@@ -112,8 +112,8 @@ class Vocabulary {
     return candidates_[n - 1];
   }
 
-  // Moves those of `count` weights that lie from `low` to below `high` into `kept`; returns their number, filled up to
-  // whole blocks with zeros.
+  // Copies the weights from `low` to below `high` of `count` weights into `kept`, filled up to whole blocks with zeros;
+  // returns the padded number.
   int64_t choose(const float* weights, int64_t count, float low, float high, std::vector<float>& kept) const {
     count = loops_.compress(weights, count, low, high, kept.data());
     const int64_t filled = whole_blocks(count) * kVocabularyBlock;
@@ -121,18 +121,18 @@ class Vocabulary {
     return filled;
   }
 
-  // Takes the weights that are at least `bound` as candidates; returns their number, filled up to whole blocks.
+  // Takes the weights that are at least `bound` as candidates; returns their number, padded to whole blocks.
   int64_t choose_candidates(float bound) {
     return choose(weights_.data(), padded(), bound, std::numeric_limits<float>::infinity(), candidates_);
   }
 
-  // The largest bound from `low` on above which enough candidates are; weights are at most 1, and their bits have
-  // their order.
+  // Returns the largest bound from `low` on that enough candidates reach. Bisects over bits: weights are at most 1, and
+  // positive floats have the order of their bits.
   template <typename Enough>
   float largest_bound(int64_t count, float low, Enough enough) {
     int32_t holds = bits_of(low), fails = bits_of(1.0f) + 1;
-    const float* between = candidates_.data();  // those that may lie between the two, and at first all
-    Tail above{}, left_out{};                   // those that are at least `fails`; those of them not in `between`
+    const float* between = candidates_.data();  // candidates that may lie between the bounds; at first all
+    Tail above{}, left_out{};                   // candidates of at least `fails`; those of them not in `between`
     for (int step = 1; fails - holds > 1; ++step) {
       const int32_t middle = holds + (fails - holds) / 2;
       Tail tail = loops_.tail(between, count, from_bits(middle));
@@ -153,7 +153,7 @@ class Vocabulary {
     return from_bits(holds);
   }
 
-  // The smallest weight that top-k and then top-p keep, with all that tie with it; 0 if they keep all.
+  // Returns the smallest weight that top-k and then top-p keep, ties included; 0 if they keep all.
   float lowest_kept(int64_t top_k, double top_p) {
     float lowest = 0;
     int64_t count = 0;
@@ -166,14 +166,14 @@ class Vocabulary {
     }
     if (top_p >= 1) return lowest;
     if (lowest == 0) {
-      // All weights below this together are less than what top-p leaves out.
+      // The sum of all weights below this bound is less than top-p drops.
       lowest = std::max(static_cast<float>((1 - top_p) * mass / static_cast<double>(count_) * 0.999), FLT_MIN);
       count = choose_candidates(lowest);
     }
     return largest_bound(count, lowest, [&](const Tail& tail) { return tail.mass >= top_p * mass; });
   }
 
-  // The first token whose cumulated weight is more than `random` of the sum, so never one of weight 0.
+  // Returns the first token whose cumulated weight is above `random` times the sum, so never a token of weight 0.
   int64_t draw(double random) const {
     const double target = random * total();
     double before = 0;
@@ -187,7 +187,7 @@ class Vocabulary {
     int64_t token = 0;
     for (int64_t i = chosen * kVocabularyBlock; i < (chosen + 1) * kVocabularyBlock; ++i) {
       if (weights_[i] == 0) continue;
-      token = i;  // the last one, if rounding moved the target to the end of the block
+      token = i;  // the last token with a weight, if rounding moved the target to the end of the block
       before += weights_[i];
       if (before > target) break;
     }
@@ -196,7 +196,7 @@ class Vocabulary {
 
   const VocabularyLoops& loops_;
   const int64_t tokens_;
-  int64_t count_ = 0;  // of the tokens that were weighed
+  int64_t count_ = 0;  // the number of tokens with weights
   std::vector<float> weights_;
   std::vector<double> sums_;
   std::vector<float> maxima_;
@@ -206,14 +206,14 @@ class Vocabulary {
   std::vector<float> gathered_;
 };
 
-// The vocabulary of this thread: its memory is not taken from the system anew in every step.
+// Returns the vocabulary of this thread, which keeps its memory from step to step.
 Vocabulary& vocabulary_of(int64_t tokens) {
   static thread_local std::unique_ptr<Vocabulary> kept;
   if (kept == nullptr || kept->tokens() != tokens) kept = std::make_unique<Vocabulary>(tokens);
   return *kept;
 }
 
-// Runs `work` with a vocabulary; returns what went wrong, or null.
+// Runs `work` with a vocabulary; returns the error, or null.
 template <typename Work>
 const char* guarded(int64_t tokens, Work work) {
   static thread_local std::string message;

@@ -1,4 +1,4 @@
-// Products of integer queries with the integers of a key screen: 16 keys, exact.
+// Exact products of integer queries with the integers of a key screen, for 16 keys at a time.
 #pragma once
 
 #include "screen.h"
@@ -6,16 +6,15 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// `arrange_integers` puts the integers of a query, [4 * quads] of 16 bits, in place into the order that
-// `screen_products` of this instruction set reads; behind them is room for four more.
+// `arrange_integers` reorders the integers of a query, [4 * quads] of 16 bits, in place, for `screen_products` of this
+// instruction set. Behind the integers is room for four more.
 
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 
-constexpr int kLargestInteger = 16256;  // 128 * 127, for two bytes with a sign
+constexpr int kLargestInteger = 16256;  // 128 * 127, the maximum for two signed bytes
 
-// An integer is 128 * high + low: of each quad 4 high and 4 low bytes. VNNI multiplies bytes with a sign by bytes
-// without one only, so 128 is added to those of the keys, and what that adds to a row's products stands behind the
-// quads.
+// An integer is 128 * high + low; each quad has 4 high and 4 low bytes. VNNI multiplies signed by unsigned bytes only,
+// so 128 is added to the bytes of the keys, and the resulting offset of a row's products is stored behind the quads.
 inline void arrange_integers(int16_t* query, int64_t quads) {
   int32_t sum = 0;
   for (int64_t quad = 0; quad < quads; ++quad) {
@@ -43,8 +42,8 @@ inline __m512i broadcast_four(const int8_t* bytes) {
   return _mm512_set1_epi32(four);
 }
 
-// integers: quads of channels `stride` bytes apart, 4 bytes for each key. query: `query_stride` from row to row.
-// products [kRows, 16]. `ahead` is laid out like integers and is fetched line by line, so that memory works meanwhile.
+// Computes products [kRows, 16]. `integers` has quads of channels `stride` bytes apart, 4 bytes per key; rows of
+// `query` are `query_stride` apart. `ahead` has the layout of `integers` and is prefetched line by line.
 template <int kRows>
 void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
                      int64_t query_stride, float* products) {
@@ -64,7 +63,7 @@ void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride
       low[row] = _mm512_dpbusd_epi32(low[row], keys, broadcast_four(rows[row] + quad * 8 + 4));
     }
   }
-  // The sum fits 32 bits where its terms do not.
+  // The sum fits 32 bits even if its terms overflow.
   for (int row = 0; row < kRows; ++row) {
     const __m512i sums = _mm512_add_epi32(_mm512_slli_epi32(high[row], 7), low[row]);
     _mm512_storeu_ps(products + row * kStripKeys, _mm512_cvtepi32_ps(sums));
@@ -112,7 +111,7 @@ inline void arrange_integers(int16_t*, int64_t) {}
 
 constexpr int kScreenRows = 6;
 
-// One sum of each pair of neighbours, in 8 lanes.
+// Adds each pair of neighbours, giving 8 lanes.
 inline __m256i sum_pairs(__m512i sums) {
   return _mm512_cvtepi64_epi32(_mm512_add_epi32(sums, _mm512_srli_epi64(sums, 32)));
 }
@@ -145,7 +144,7 @@ void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride
 
 constexpr int kScreenRows = 3;
 
-// 8 keys at a time: the sums of 16 would not stay in registers.
+// Computes products for 8 keys at a time, because the sums of 16 would not stay in registers.
 template <int kRows>
 void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride, int64_t quads, const int16_t* query,
                      int64_t query_stride, float* products) {
@@ -168,7 +167,7 @@ void screen_products(const int8_t* integers, const int8_t* ahead, int64_t stride
       }
     }
     for (int row = 0; row < kRows; ++row) {
-      // Pairs of the two halves of both registers: keys 0, 1, 4, 5, 2, 3, 6, 7.
+      // hadd interleaves the halves of both registers: keys 0, 1, 4, 5, 2, 3, 6, 7.
       const __m256i pairs = _mm256_hadd_epi32(sums[row][0], sums[row][1]);
       const __m256i in_order = _mm256_permute4x64_epi64(pairs, 0b11011000);
       _mm256_storeu_ps(products + row * kStripKeys + half * 8, _mm256_cvtepi32_ps(in_order));

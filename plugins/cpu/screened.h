@@ -1,6 +1,6 @@
-// The two passes over screened keys. The first finds an interval for every logit from the screen alone; the second
-// computes the logits of the keys whose upper end is not below a floor that the lower ends give, as the ordinary loop
-// does, and leaves the others out. plugins/ops/key_screen.py has the proof.
+// The two passes over screened keys. The first pass computes an interval for every logit from the screen alone. The
+// lower ends give a floor, and the second pass computes, like the ordinary loop, the logits of the keys whose upper end
+// is not below the floor. All other keys are skipped. plugins/op/key_screen.py has the proof.
 #pragma once
 
 #include "screen_products.h"
@@ -8,20 +8,20 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// AMX multiplies more rows over a bfloat16 cache by bfloat_products.h, whose sums differ in the last bits.
+// On AMX, more rows over a bfloat16 cache are computed by bfloat_products.h, whose sums differ in the last bits.
 #if defined(__AMX_BF16__)
 constexpr int64_t kScreenedBfloatRows = kMaxPanelRows;
 #else
 constexpr int64_t kScreenedBfloatRows = kScreenedRows;
 #endif
 
-// A row's logits by the screen: with m the integers of query and key, z = m . n * scale * factor + constant, give or
-// take distance * of_distance + scale * of_scale + always.
+// The factors of a row's intervals: with the integers m of the query and n of the key, the logit differs from
+// z = m . n * scale * factor + constant by at most distance * of_distance + scale * of_scale + always.
 struct BoundedRow {
   float factor, constant, of_distance, of_scale, always, slope;
 };
 
-// The interval of a query, `integers` [screen_query_size()] and the numbers of its row. `query` is scaled.
+// Fills the query's `integers` [screen_query_size()] and returns the factors of its row. `query` is scaled.
 inline BoundedRow bound_row(const Problem& problem, const Row& row, const float* query, int16_t* integers) {
   const int64_t channels = problem.head_dim, padded = 4 * screen_quads(problem);
   for (int64_t index = 0; index < screen_query_size(problem); ++index) integers[index] = 0;
@@ -37,9 +37,9 @@ inline BoundedRow bound_row(const Problem& problem, const Row& row, const float*
     product += static_cast<double>(query[channel]) * shift[channel];
     shift_square += static_cast<double>(shift[channel]) * shift[channel];
   }
-  // All keys are in doubt.
+  // The query has no bounds, so all keys are in doubt.
   if (!(square < kLongest * kLongest) || !(__builtin_fabsf(slope) < 0x1p60f)) return {0, 0, kInfinity, 0, 0, slope};
-  // Sums of products of 16 and 8 bits must fit 32.
+  // Sums of products of 16-bit and 8-bit integers must fit 32 bits.
   const double most = smaller<double>(kLargestInteger, (2147483647.0 - 1) / (127.0 * static_cast<double>(padded)));
   const double length = __builtin_sqrt(square);
   const float step =
@@ -55,9 +55,9 @@ inline BoundedRow bound_row(const Problem& problem, const Row& row, const float*
   }
   arrange_integers(integers, screen_quads(problem));
   constexpr double kUp = 1 + 0x1p-20;
-  // Of every product that is summed up, in the ordinary loop and here: roundings of its terms and of the sum.
+  // Covers the rounding of every summed product and of the sums, in the ordinary loop and here.
   const double rounding = static_cast<double>(channels + 32) * 0x1p-24;
-  const double longest = 127 * __builtin_sqrt(static_cast<double>(padded));  // integers of a key
+  const double longest = 127 * __builtin_sqrt(static_cast<double>(padded));  // the maximum length of a key's integers
   return {step,
           static_cast<float>(product),
           static_cast<float>(length * (1 + rounding) * kUp) + 0x1p-100f,
@@ -66,7 +66,7 @@ inline BoundedRow bound_row(const Problem& problem, const Row& row, const float*
           slope};
 }
 
-// The strips of a part, one after the other, as indexes of blocks * heads and offsets.
+// An iterator over the strips of a part, as indexes of blocks * heads and offsets.
 class StripWalk {
  public:
   StripWalk(const Problem& problem, const Tile& tile, int64_t begin)
@@ -93,12 +93,12 @@ struct Interval {
   Vec lower, upper;
 };
 
-// What `shape_logits` does to a logit, to the ends of its interval; `first` is the key of lane 0.
+// Applies soft cap and bias, like `shape_logits`, to the ends of intervals; `first` is the key of lane 0.
 inline void shape_interval(const Problem& problem, const Row& row, float slope, int64_t first, Vec width,
                            Interval& ends) {
   const float cap = problem.attributes.softcap;
   if (cap > 0) {
-    // tanh_of is off by a few units in the last place. Nothing bounds a logit that may be NaN.
+    // The margin covers tanh_of, which is off by a few units in the last place. A logit that may be NaN has no bounds.
     const Vec margin = splat(cap * 0x1p-19f);
     const Vec upper = tanh_of(ends.upper * (1.0f / cap)) * cap + margin;
     ends.lower = tanh_of(ends.lower * (1.0f / cap)) * cap - margin;
@@ -113,21 +113,21 @@ inline void shape_interval(const Problem& problem, const Row& row, float slope, 
   }
 }
 
-// Below it no key has a weight: less 1 / (alpha - 1) than a lower bound of the largest logit, and four times the slack
-// of `selection_floor`, which the largest logit itself gives.
+// Returns a floor below which no key has a weight: a lower bound of the largest logit, less 1 / (alpha - 1), and less
+// four times the slack of `selection_floor`, which uses the largest logit itself.
 inline float screened_floor(const Problem& problem, float lower) {
   const float width = 1.0f / (problem.attributes.alpha - 1.0f);
   return lower - width - (__builtin_fabsf(lower) + width) * 0x1p-20f;
 }
 
-// What the first pass has found of a row so far.
+// The results of the first pass for a row so far.
 struct BoundsOfRow {
   Vec highest_lower = splat(-kInfinity), lowest_upper = splat(kInfinity);
-  float floor = -kInfinity, ceiling = kInfinity;  // of this part's keys alone
+  float floor = -kInfinity, ceiling = kInfinity;  // from this part's keys alone
 };
 
-// First pass: the ends of intervals into part.highest_bounds and lowest_bounds, and into the states; counts the keys.
-// Of a strip that is surely left out the ends are infinite, which needs no look at its single lanes.
+// First pass: stores the ends of intervals in part.highest_bounds, part.lowest_bounds and the states, and counts the
+// keys. A strip that is surely skipped gets infinite ends, without a look at its lanes.
 inline void bound_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   constexpr int kVectors = kStripKeys / kLanes, kAhead = 4;
   constexpr uint64_t kWhole = (1 << kStripKeys) - 1;
@@ -164,7 +164,7 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
     if (mapped != 0) {
       const ScreenBlock screen = screen_block(problem, block);
       const int8_t* integers = screen.integers + offset * 4;
-      if (next == nullptr) next = integers;  // which costs nothing
+      if (next == nullptr) next = integers;  // prefetching the strip at hand again costs nothing
       for (int64_t row = 0; row < count; row += kScreenRows, next = integers)
         kScreenProducts[smaller<int64_t>(count - row, kScreenRows) - 1](integers, next, 4 * problem.block_size, quads,
                                                                         scratch.query_integers + row * query_size,
@@ -195,7 +195,7 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
           bounds.highest_lower = maximum(ends.lower, bounds.highest_lower);
           top = maximum(ends.upper, top);
           if (!collect) continue;
-          // A key that is not seen has the interval [-inf, -inf].
+          // A key that the row does not see has the interval [-inf, -inf].
           const VecInt seen = ends.upper > -kInfinity;
           bounds.lowest_upper = minimum(select(seen, ends.upper, splat(kInfinity)), bounds.lowest_upper);
           bottom = minimum(select(seen, ends.lower, splat(kInfinity)), bottom);
@@ -219,7 +219,7 @@ inline void bound_part(const Problem& problem, const Tile& tile, const Part& par
   }
 }
 
-// Gives the states of all parts what the intervals of all keys of a row say.
+// Stores in the states of all parts what follows from the intervals of all keys of a row.
 inline void merge_bounds(const Problem& problem, const Tile& tile, const Part* parts, int64_t count) {
   for (int64_t row = 0; row < tile.rows(); ++row) {
     Vec lower = splat(-kInfinity);
@@ -237,8 +237,8 @@ inline void merge_bounds(const Problem& problem, const Tile& tile, const Part* p
   }
 }
 
-// Which strips of a part a second pass must read: those that hold the largest logit, a weight or, for statistics, the
-// smallest logit of any row.
+// The strips of a part that the second pass must read: strips that may hold the largest logit, a weight or, for
+// statistics, the smallest logit of any row.
 class Doubtful {
  public:
   Doubtful(const Tile& tile, const Part& part) : part_(part), rows_(tile.rows()) {
@@ -248,7 +248,7 @@ class Doubtful {
     bool found = false;
     for (int64_t row = 0; row < rows_; ++row) {
       const int64_t index = row * part_.bounds_stride + strip;
-      // A part without a finite bound has a floor of -inf or NaN: what is visible is in doubt.
+      // A part without a finite bound has a floor of -inf or NaN, so all visible keys are in doubt.
       found |= part_.highest_bounds[index] > -kInfinity && !(part_.highest_bounds[index] <= floors_[row]);
       found |= part_.lowest_bounds != nullptr && part_.lowest_bounds[index] < kInfinity &&
                part_.lowest_bounds[index] <= part_.states[row].lowest_upper;
@@ -262,7 +262,7 @@ class Doubtful {
   float floors_[kScreenedRows];
 };
 
-// Up to four strips anywhere in a part, as the loops read 64 keys.
+// Up to four strips anywhere in a part, because the loops read 64 keys at once.
 struct StripGroup {
   int count = 0;
   int64_t begins[kChunkKeys / kStripKeys] = {};
@@ -292,14 +292,14 @@ inline void select_group(const Problem& problem, const Tile& tile, const Part& p
   }
 }
 
-// Second pass: selects of the keys in doubt.
+// Second pass: selects logits among the keys in doubt.
 inline void select_doubtful(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   const int64_t strips = (part.keys.end - part.keys.begin + kStripKeys - 1) / kStripKeys;
   const Doubtful doubtful(tile, part);
   int64_t read = 0;
   for (int64_t strip = 0; strip < strips; ++strip) read += doubtful(strip);
   if (read * kReadAllDenominator > strips * kReadAllNumerator) {
-    for (int64_t row = 0; row < tile.rows(); ++row) part.states[row].visible = 0;  // they are counted once more
+    for (int64_t row = 0; row < tile.rows(); ++row) part.states[row].visible = 0;  // select_part counts the keys again
     return select_part(problem, tile, part, scratch);
   }
   Row rows[kMaxTileRows];

@@ -1,4 +1,4 @@
-// The screen of one key, written with the key; plugins/ops/key_screen.py has the definition.
+// The screen of one key, written when the key is stored; plugins/op/key_screen.py has the definition.
 #pragma once
 
 #include "screen.h"
@@ -13,7 +13,8 @@ using HalfBytes = int8_t __attribute__((vector_size(kHalf)));
 using Doubles = double __attribute__((vector_size(kHalf * 8)));
 using UnalignedHalf __attribute__((aligned(4), may_alias)) = Half;
 
-// Calls `body` with the address of each 16 channels of a vector [channels]; the last are filled up with zeros.
+// Calls `body(first, key, shift)` for each group of 16 channels, from channel `first` on, with addresses of the key's
+// and the shift's channels; the last group is filled up with zeros. A null `shift` is zeros.
 template <typename Body>
 [[gnu::always_inline]] inline void for_channels(const float* key, const float* shift, int64_t channels, Body body) {
   alignas(64) float keys[kKeyChannels] = {}, shifts[kKeyChannels] = {};
@@ -33,12 +34,12 @@ inline double sum_of(Doubles value) {
   return sum;
 }
 
-// Writes the screen of one key [head_dim], as the cache holds it, into `offset` of a block of `head`. The distance is
-// summed in float64 and rounded up by more than the roundings of any order of its terms, head_dim 2^-53 of it.
+// Writes the screen of one key [head_dim], as the cache holds it, at `offset` of a block of `head`. The distance is
+// summed in float64 and rounded up by more than head_dim 2^-53 of it, the rounding error for any order of its terms.
 inline void screen_key(const Problem& problem, int64_t head, int64_t block, int64_t offset, const float* key) {
   constexpr float kLeast = 0x1p-126f;
-  constexpr float kSmall = 0x1p-100f;      // the inverse of a scale below it might be infinite
-  constexpr double kUpward = 1 + 0x1p-20;  // more than the roundings of a norm
+  constexpr float kSmall = 0x1p-100f;      // the inverse of a smaller scale might be infinite
+  constexpr double kUpward = 1 + 0x1p-20;  // more than the rounding error of a norm
   constexpr float kRounder = 12582912.0f;  // as in quantize.h
   const ScreenBlock to = screen_block(problem, block);
   const int64_t channels = problem.head_dim, stride = problem.block_size * 4;
@@ -51,7 +52,7 @@ inline void screen_key(const Problem& problem, int64_t head, int64_t block, int6
       const Half moved = numbers - *reinterpret_cast<const UnalignedHalf*>(shifts + index);
       const Half length = reinterpret_cast<Half>(reinterpret_cast<HalfInt>(moved) & 0x7fffffff);
       square += widened(numbers) * widened(numbers);
-      largest = length > largest ? length : largest;  // a NaN is in the square
+      largest = length > largest ? length : largest;  // a NaN shows in the square
     }
   });
   float most = 0;
@@ -79,7 +80,7 @@ inline void screen_key(const Problem& problem, int64_t head, int64_t block, int6
       __builtin_memcpy(to.integers + (first / 4 + quad) * stride + offset * 4, integers + quad * 4, 4);
   });
   to.scale[offset] = scale;
-  // Never 0, which says that nothing is known.
+  // The distance is never 0, because 0 means that nothing is known.
   to.distance[offset] = known ? static_cast<float>(__builtin_sqrt(sum_of(rest_square)) * kUpward) + kLeast : kInfinity;
 }
 

@@ -1,9 +1,9 @@
-// The form that keeps only the logits that may get a weight, for entmax: a key is out for good once its logit is
-// 1 / (alpha - 1) below the highest seen so far. Values are read where the weight is not zero: each row reads its own,
-// and of a row that gives weight to many keys all rows of the tile read them together, in the cache's order.
+// The form for entmax, which keeps only logits that may get a weight: a key is dropped once its logit is
+// 1 / (alpha - 1) below the highest logit so far. Values are read only where a weight is not 0. Each row reads its own
+// values; rows that give weight to many keys instead read them together with the other rows, in the cache's order.
 //
-// NaN: a logit that is NaN is kept, so that its row becomes NaN. If the highest logit is infinite nothing is kept and
-// the row becomes NaN too.
+// A NaN logit is kept, so that its row becomes NaN. If the highest logit is infinite, nothing is kept and the row
+// becomes NaN, too.
 #pragma once
 
 #include "entmax.h"
@@ -13,18 +13,18 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// Logits at or below this have weight 0. The last term covers the rounding of the difference.
+// Returns a floor: logits at or below it have weight 0. The last term covers the rounding of the difference.
 inline float selection_floor(const Problem& problem, const RowState& state) {
   const float width = 1.0f / (problem.attributes.alpha - 1.0f);
   return state.highest - width - (__builtin_fabsf(state.highest) + width) * 0x1p-22f;
 }
 
-// Bits of the lanes at `begin` that hold one of `count` logits.
+// Returns the bits of the lanes from `begin` on that hold one of `count` logits.
 inline uint64_t lanes_before(int64_t count, int64_t begin) {
   return (uint64_t{1} << smaller<int64_t>(count - begin, kLanes)) - 1;
 }
 
-// Moves the lanes whose bit is set to the front of `logits_to` and `keys_to`; returns their number.
+// Writes the lanes whose bit is set contiguously to `logits_to` and `keys_to`; returns their number.
 inline int64_t keep_lanes(uint64_t bits, Vec logits, VecInt keys, float* logits_to, int32_t* keys_to) {
 #if defined(__AVX512F__)
   const __mmask16 mask = static_cast<__mmask16>(bits);
@@ -42,8 +42,8 @@ inline int64_t keep_lanes(uint64_t bits, Vec logits, VecInt keys, float* logits_
 #endif
 }
 
-// Takes the logits of one row and 64 keys, in four strips that begin at `begins`: what may get a weight goes into
-// part.logits, its position into part.keys_of_logits.
+// Selects among the logits of one row and 64 keys, in four strips that begin at `begins`: logits that may get a weight
+// go into part.logits, their positions into part.keys_of_logits.
 inline void select_row(const Problem& problem, const Part& part, int64_t index, const int64_t* begins, uint64_t visible,
                        const float* logits) {
   VecInt numbers{};
@@ -65,7 +65,7 @@ inline void select_row(const Problem& problem, const Part& part, int64_t index, 
   }
 }
 
-// Selects of all keys of the part.
+// Selects logits among all keys of the part.
 inline void select_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
@@ -79,13 +79,13 @@ inline void select_part(const Problem& problem, const Tile& tile, const Part& pa
   for (int64_t index = 0; index < tile.rows(); ++index) settle<false>(part.states[index]);
 }
 
-// Brings what the parts of a row selected together at the front of the row's memory, without what is now below the
-// floor; fills up to whole vectors with -inf. Returns the number of logits.
+// Gathers the selected logits of all parts of a row at the front of the row's memory, without those that are now below
+// the floor, and fills up to whole vectors with -inf. Returns the number of logits.
 inline int64_t gather_selected(const Problem& problem, const Tile& tile, const Part* parts, int64_t count,
                                int64_t row) {
   const float of_largest = selection_floor(problem, parts[0].states[row]);
-  // With a screen some of the logits below it are missing, so there it stands without one, too. In prompts it would
-  // cost more than it saves.
+  // With a screen, logits below this floor may be missing, so shapes that fit a screen use the floor without one, too.
+  // In prompts it would cost more than it saves.
   const float of_many = fits_screen(problem, tile) ? floor_of_lanes(problem.attributes.alpha, parts, count, row,
                                                                     &RowState::highest_lanes, 0x1p-21f)
                                                    : -kInfinity;
@@ -106,7 +106,8 @@ inline int64_t gather_selected(const Problem& problem, const Tile& tile, const P
   return kept;
 }
 
-// Of the visible keys, times the rows that share a key-value head: from here on the values are streamed.
+// Values are streamed for a row whose number of weights, times the rows that share a key-value head, exceeds this
+// fraction of the visible keys.
 constexpr int64_t kStreamedNumerator = 1, kStreamedDenominator = 2;
 
 // Adds the values of `used` keys times their weights to a row's output.
@@ -131,7 +132,7 @@ inline void gather_values(const Problem& problem, const Tile& tile, const float*
   }
 }
 
-// Threshold and weights of one row, and its output unless `stream_values` is to add it; everything into the first part.
+// Computes threshold, weights and output of one row into the first part, or leaves the values to `stream_values`.
 template <Power kPower>
 void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, int64_t count, int64_t row) {
   RowState& state = parts[0].states[row];
@@ -149,21 +150,21 @@ void resolve_row(const Problem& problem, const Tile& tile, const Part* parts, in
     sum += w;
     if (collect) weighted_log += select(w == 0.0f, Vec{}, w * normalizer.log_weight(z, w));
     const VecInt key = load_lanes<int32_t>(keys + begin);
-    // In a row with a NaN the lanes that fill up the last vector have NaN weights too.
+    // In a row with a NaN, the lanes that fill up the last vector have NaN weights, too, and must be masked.
     const uint64_t weighted = mask_of(w != 0.0f) & lanes_before(selected, begin);
     used += keep_lanes(weighted, w, key, logits + used, keys + used);
   }
   add_lanes(state.sum, sum);
   add_lanes(state.weighted_log, weighted_log);
   state.support = used;
-  // A tile that is computed row by row has values of weight 0 that are not finite.
+  // A tile is computed row by row if values with weight 0 are not finite, so such a tile must not stream values.
   if (!tile.row_by_row && used * problem.group() * kStreamedDenominator > state.visible * kStreamedNumerator)
     for (int64_t part = 0; part < count; ++part) parts[part].states[row].streamed = used;
   else
     gather_values(problem, tile, logits, keys, used, parts[0].output + row * problem.value_dim);
 }
 
-// Adds the values of the part's keys for the rows that `resolve_row` has left to it.
+// Adds the values of the part's keys for the rows that `resolve_row` left to this function.
 inline void stream_values(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   int64_t next[kMaxTileRows];
   const int64_t before = part.keys.begin - tile.key_begin;  // the weights of a row begin at the first part

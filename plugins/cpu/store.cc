@@ -18,7 +18,7 @@ void convert(float from, float& to) { to = from; }
 void convert(float from, Float16& to) { to = to_float16(from); }
 void convert(float from, Bfloat16& to) { to = to_bfloat16(from); }
 
-// `stored` [head_dim] is room for a key as the cache holds it, unless it holds floats.
+// Stores a token. `stored` [head_dim] is room for a key as the cache holds it; unused if the cache holds floats.
 template <typename Element>
 void store_token(const Problem& problem, const Loops& loops, int64_t token, float* stored) {
   const int64_t slot = problem.slot_mapping[token];
@@ -26,8 +26,8 @@ void store_token(const Problem& problem, const Loops& loops, int64_t token, floa
   const int64_t block = slot / problem.block_size, offset = slot % problem.block_size;
   for (int64_t head = 0; head < problem.kv_heads; ++head) {
     const int64_t from = token * problem.kv_heads + head, to = block * problem.kv_heads + head;
-    const float* key = problem.key + from * problem.head_dim;
-    const float* value = problem.value + from * problem.value_dim;
+    const float* key = problem.key_rows() + from * problem.head_dim;
+    const float* value = problem.value_rows() + from * problem.value_dim;
     Element* column = static_cast<Element*>(problem.key_cache) + to * problem.head_dim * problem.block_size + offset;
     Element* row = static_cast<Element*>(problem.value_cache) + (to * problem.block_size + offset) * problem.value_dim;
     for (int64_t channel = 0; channel < problem.head_dim; ++channel)
@@ -41,27 +41,27 @@ void store_token(const Problem& problem, const Loops& loops, int64_t token, floa
   }
 }
 
-// The largest magnitude; NaN if there is one.
+// Returns the largest magnitude; NaN if any number is NaN.
 float largest_of(const float* numbers, int64_t count) {
-  uint32_t largest = 0;  // magnitudes are in the order of their bits, and NaN comes last
+  uint32_t largest = 0;  // magnitudes have the order of their bits, in which NaN comes last
   for (int64_t index = 0; index < count; ++index)
     largest = std::max(largest, detail::bits_of_float(numbers[index]) & 0x7fffffff);
   return detail::float_of_bits(largest);
 }
 
-// Keys or values, [blocks, kv_heads, ...]: where a token's numbers come from, where they go, and their scale.
+// The store of keys or of values [blocks, kv_heads, ...]: the tokens' numbers, the cache and its scales.
 struct ScaledStore {
   const float* from;  // [tokens, kv_heads, channels]
   void* cache;
   float* scale;  // [blocks, kv_heads]
   int64_t channels;
-  bool by_channel;  // a block is [channels, block_size]; else [block_size, channels]
+  bool by_channel;  // whether a block is [channels, block_size] or [block_size, channels]
 };
 
-// The scale of numbers up to `largest`.
+// Returns the scale of numbers up to `largest`.
 float scale_for(float largest, int8_t) { return largest / 127.0f; }
 
-// A power of two by which they are below 256; no subnormal one, which a processor may take for 0.
+// Returns the power of two that brings numbers below 256; never subnormal, as a processor may flush that to 0.
 float scale_for(float largest, Float8) {
   if (!(largest < std::numeric_limits<float>::infinity())) return std::numeric_limits<float>::quiet_NaN();
   if (largest == 0) return 0;
@@ -72,8 +72,8 @@ float scale_for(float largest, Float8) {
 void quantize_to(float value, float inverse, int8_t& to) { to = quantize(value, inverse); }
 void quantize_to(float value, float inverse, Float8& to) { to = to_float8(value * inverse); }
 
-// In the order of the tokens: a token may change the scale of those before it in its block. A NaN makes the scale NaN,
-// and with it all that the block holds, until offset 0 starts it anew.
+// Stores tokens in their order, because a token may change the scale of earlier tokens in its block. A NaN makes the
+// scale NaN, and with it all numbers of the block, until a token at offset 0 starts the block anew.
 template <typename Element>
 void store_scaled(const Problem& problem, const ScaledStore& store, int64_t head) {
   const int64_t channels = store.channels, size = channels * problem.block_size;
@@ -105,8 +105,9 @@ void store_scaled(const Problem& problem, const ScaledStore& store, int64_t head
 
 template <typename Element>
 void store_all_scaled(const Problem& problem, const ParallelFor& parallel_for) {
-  const ScaledStore stores[] = {{problem.key, problem.key_cache, problem.key_scale, problem.head_dim, true},
-                                {problem.value, problem.value_cache, problem.value_scale, problem.value_dim, false}};
+  const ScaledStore stores[] = {
+      {problem.key_rows(), problem.key_cache, problem.key_scale, problem.head_dim, true},
+      {problem.value_rows(), problem.value_cache, problem.value_scale, problem.value_dim, false}};
   parallel_for(2 * problem.kv_heads, [&](int64_t task) { store_scaled<Element>(problem, stores[task % 2], task / 2); });
 }
 
@@ -125,13 +126,13 @@ void store_elements(const Problem& problem, const ParallelFor& parallel_for) {
 
 void store_tokens(const Problem& problem, const ParallelFor& parallel_for) {
   switch (problem.cache_type) {
-    case CacheType::kFloat16:
+    case SHARP_FLOAT16:
       return store_elements<Float16>(problem, parallel_for);
-    case CacheType::kBfloat16:
+    case SHARP_BFLOAT16:
       return store_elements<Bfloat16>(problem, parallel_for);
-    case CacheType::kInt8:
+    case SHARP_INT8:
       return store_all_scaled<int8_t>(problem, parallel_for);
-    case CacheType::kFloat8:
+    case SHARP_FP8:
       return store_all_scaled<Float8>(problem, parallel_for);
     default:
       return store_elements<float>(problem, parallel_for);

@@ -1,4 +1,4 @@
-// The form that keeps a row's logits, for a softmax whose temperature depends on all of them.
+// The form that keeps a row's logits, for a softmax whose temperature depends on all logits.
 #pragma once
 
 #include "adaptive_softmax.h"
@@ -6,8 +6,8 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// The logits of the part's keys into part.logits, and the sums of their softmax into the states; keys that a row does
-// not see get -inf.
+// Stores the logits of the part's keys in part.logits, and the sums of their softmax in the states. Keys that a row
+// does not see get -inf.
 inline void score_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   Row rows[kMaxTileRows];
   rows_of(problem, tile, rows);
@@ -29,7 +29,7 @@ inline void score_part(const Problem& problem, const Tile& tile, const Part& par
   for (int64_t index = 0; index < tile.rows(); ++index) settle<true>(part.states[index]);
 }
 
-// Weights from the stored logits, and the values they belong to.
+// Computes weights from the stored logits, and adds the weighted values.
 template <typename Normalizer>
 void weigh_part(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   const bool collect = problem.stats != nullptr;
@@ -56,7 +56,7 @@ void weigh_part(const Problem& problem, const Tile& tile, const Part& part, cons
     }
     Chunk chunk = chunk_at(problem, tile, begin, part.keys.end, scratch);
     fetch_ahead(problem, tile, begin + kChunkKeys, part.keys.end, Ahead::kValues, chunk);
-    // A row with a NaN logit has NaN weights even for keys that do not exist.
+    // Only mapped keys are added, because a row with a NaN logit has NaN weights even for keys that do not exist.
     add_chunk(problem, tile, products, scratch, chunk.mapped, chunk, part.output);
   }
 }

@@ -1,4 +1,4 @@
-// The form that keeps nothing but running sums, for normalizers that know a weight from one logit.
+// The form that keeps only running sums, for normalizers whose weights each follow from one logit.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
-// Keys of the chunk that have a weight in any row.
+// Returns the keys of the chunk that have a weight in any row.
 inline uint64_t weighted_keys(const float* weights, int64_t rows) {
   uint64_t keys = 0;
   for (int v = 0; v < kChunkVectors; ++v) {
@@ -19,11 +19,12 @@ inline uint64_t weighted_keys(const float* weights, int64_t rows) {
   return keys;
 }
 
+// Adds the number of weights of a row and chunk that are not 0 to the row's support; NaN counts.
 inline void count_support(const float* weights, RowState& state) {
   for (int key = 0; key < kChunkKeys; ++key) state.support += weights[key] != 0;
 }
 
-// A larger maximum came: bring the sums so far to it (ICML 2025, App. G, in the conditioned form).
+// Brings the sums so far to a new, larger maximum (ICML 2025, App. G, in the conditioned form).
 inline void move_shift(float shift, RowState& state, float* output, int64_t channels) {
   const float difference = state.shift - shift;
   const bool first = state.shift == -kInfinity;
@@ -37,7 +38,7 @@ inline void move_shift(float shift, RowState& state, float* output, int64_t chan
   for (int64_t channel = 0; channel < channels; ++channel) output[channel] *= factor;
 }
 
-// Logits -> weights of one row and chunk, in place, and into the row's sums; exponential normalizers.
+// Turns logits of one row and chunk into weights, in place, and adds them to the row's sums; exponential normalizers.
 template <bool kCollect, typename Normalizer>
 void weigh_exponential(const Normalizer& normalizer, float* row, RowState& state, float* output, int64_t channels) {
   Vec exponents[kChunkVectors], highest = splat(-kInfinity);
@@ -47,7 +48,7 @@ void weigh_exponential(const Normalizer& normalizer, float* row, RowState& state
   }
   const float top = maximum_of(highest);
   if (top > state.shift) move_shift(top, state, output, channels);
-  // Before the first finite logit there is no maximum; -inf - -inf would be NaN.
+  // Before the first finite logit the maximum is -inf, and -inf - -inf would be NaN.
   const float shift = state.shift == -kInfinity ? 0.0f : state.shift;
   Vec sum{}, weighted_log{};
   for (int v = 0; v < kChunkVectors; ++v) {
@@ -60,7 +61,7 @@ void weigh_exponential(const Normalizer& normalizer, float* row, RowState& state
   if (kCollect) add_lanes(state.weighted_log, weighted_log);
 }
 
-// The same for softpick. Its shift is at least 0, so that the 1 in e^z - 1 stays in range as well.
+// `weigh_exponential` for softpick, whose shift is at least 0, so that the 1 in e^z - 1 stays in range, too.
 template <bool kCollect>
 void weigh_softpick(float* row, RowState& state, float* output, int64_t channels) {
   Vec highest = splat(-kInfinity);
@@ -68,12 +69,12 @@ void weigh_softpick(float* row, RowState& state, float* output, int64_t channels
   const float top = maximum_of(highest);
   if (top > state.shift) move_shift(top, state, output, channels);
   const float one = exp_nonpositive(splat(-state.shift))[0];
-  if (kCollect)  // by the logits: a weight may be too small for a float32; a NaN counts
+  if (kCollect)  // counted by logits, because a weight may underflow float32; a NaN counts
     for (int key = 0; key < kChunkKeys; ++key) state.support += !(row[key] <= 0.0f);
   Vec sum{}, opposed{}, weighted_log{};
   for (int v = 0; v < kChunkVectors; ++v) {
     const Vec part = shifted_expm1(load(row + v * kLanes), state.shift, one);
-    const Vec w = select(part <= 0.0f, Vec{}, part);  // not a maximum, which drops a NaN
+    const Vec w = select(part <= 0.0f, Vec{}, part);  // a maximum would drop a NaN
     store(row + v * kLanes, w);
     sum += w;
     opposed += select(part < 0.0f, -part, Vec{});
@@ -84,7 +85,7 @@ void weigh_softpick(float* row, RowState& state, float* output, int64_t channels
   if (kCollect) add_lanes(state.weighted_log, weighted_log);
 }
 
-// The same for pointwise normalizers; w ln w is left out where w = 0.
+// `weigh_exponential` for pointwise normalizers; w ln w is skipped where w = 0.
 template <typename Normalizer>
 void weigh_pointwise(const Normalizer& normalizer, bool collect, float* row, RowState& state) {
   Vec sum{}, weighted_log{};
@@ -100,6 +101,7 @@ void weigh_pointwise(const Normalizer& normalizer, bool collect, float* row, Row
   if (Normalizer::kSparse) count_support(row, state);
 }
 
+// Adds all keys of the part to the rows' sums and output, in one pass over keys and values.
 template <typename Normalizer>
 void stream(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch) {
   constexpr bool kShiftIsHighest = std::is_same_v<Normalizer, Softmax>;  // its exponent is the logit

@@ -9,7 +9,7 @@
 namespace sharp::cpu {
 
 void find_temperature(const Problem& problem, const Part* parts, int64_t count, int64_t index) {
-  const Attributes& attributes = problem.attributes;
+  const SharpAttributes& attributes = problem.attributes;
   const RowSums sums = merge_sums(parts, count, index);
   const double entropy = std::log(sums.sum) - sums.weighted_log / sums.sum;
   double beta = 1;

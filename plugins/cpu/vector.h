@@ -1,7 +1,8 @@
 // The vector of the instruction set that this file is compiled for, on the compiler's vector extension.
 //
-// Every file that includes this one is compiled once per instruction set, inside `namespace SHARP_ISA`, and must not
-// call inline functions of the standard library: the linker keeps one copy of those, perhaps the one with AVX-512.
+// Every file that includes this header is compiled once per instruction set, inside `namespace SHARP_ISA`. Such files
+// must not call inline functions of the standard library, because the linker keeps only one copy of a function, which
+// may be the one with AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ constexpr int kLanes = 4, kRegisters = 16;
 
 using Vec = float __attribute__((vector_size(kLanes * 4)));
 using VecInt = int32_t __attribute__((vector_size(kLanes * 4)));
-// Attributes behind `=` would leave clang with the alignment of a vector.
+// The attributes stand before `=`, because behind it clang would keep the alignment of a vector.
 using UnalignedVec __attribute__((aligned(4), may_alias)) = Vec;
 
 constexpr float kInfinity = __builtin_inff();
@@ -39,8 +40,8 @@ inline Vec from_bits(VecInt value) { return reinterpret_cast<Vec>(value); }
 inline Vec select(VecInt mask, Vec yes, Vec no) { return mask ? yes : no; }
 inline Vec absolute(Vec value) { return from_bits(bits_of(value) & 0x7fffffff); }
 
-// maximum and minimum: a NaN in `b` stays, a NaN in `a` goes. with_sign_of: `magnitude` has no sign of its own.
-#if defined(__AVX512F__)  // one instruction each, which the compiler does not find
+// maximum and minimum keep a NaN in `b` and drop a NaN in `a`. with_sign_of needs a `magnitude` without a sign.
+#if defined(__AVX512F__)  // one instruction each, which the compiler does not find by itself
 inline Vec maximum(Vec a, Vec b) {
   return reinterpret_cast<Vec>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 }
@@ -67,14 +68,14 @@ T larger(T a, T b) {
   return a > b ? a : b;
 }
 
-// 0, 1, ... kLanes - 1.
+// Returns 0, 1, ... kLanes - 1.
 inline Vec lane_numbers() {
   Vec numbers{};
   for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = static_cast<float>(lane);
   return numbers;
 }
 
-// The lanes whose bit is set in the low kLanes bits.
+// Returns a mask of the lanes whose bit is set in the low kLanes bits.
 inline VecInt lanes_of(uint64_t bits) {
   VecInt lane_bits{};
   for (int lane = 0; lane < kLanes; ++lane) lane_bits[lane] = 1 << lane;
@@ -82,7 +83,7 @@ inline VecInt lanes_of(uint64_t bits) {
   return (all & lane_bits) != 0;
 }
 
-// Bit i is lane i of a comparison's result.
+// Returns the bits of a comparison's result; bit i is lane i.
 inline uint64_t mask_of(VecInt comparison) {
 #if defined(__AVX512F__)
   return _mm512_movepi32_mask(reinterpret_cast<__m512i>(comparison));
@@ -97,7 +98,7 @@ inline uint64_t mask_of(VecInt comparison) {
 
 inline bool any(VecInt comparison) { return mask_of(comparison) != 0; }
 
-// Combine all lanes, by halves: a chain over 16 lanes would wait for 16 latencies.
+// Combines all lanes by halves, because a chain over 16 lanes would wait for 16 latencies.
 template <typename Combine>
 float reduce(Vec value, Combine combine) {
   using Quad = float __attribute__((vector_size(16)));

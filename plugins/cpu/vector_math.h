@@ -1,24 +1,24 @@
-// exp, log, tanh and power on vectors, to a few units in the last place; log and tanh by Cephes' float polynomials.
-// AVX-512 takes numbers apart, puts them together and looks them up in one instruction each: shorter forms there.
+// exp, log, tanh and power on vectors, to a few units in the last place; log and tanh with Cephes' float polynomials.
+// The forms for AVX-512 are shorter, because it splits, joins and looks up numbers in one instruction each.
 #pragma once
 
 #include "vector.h"
 
 namespace sharp::cpu::SHARP_ISA {
 
-constexpr float kLowestExponent = -87.0f;  // below it a float leaves its normal range
+constexpr float kLowestExponent = -87.0f;  // e^x of a smaller x is below float's normal range
 
-// e^x for x <= 0; exactly 0 below kLowestExponent. NaN stays NaN.
+// Returns e^x for x <= 0; exactly 0 below kLowestExponent. NaN stays NaN.
 inline Vec exp_nonpositive(Vec x) {
   // x = n ln 2 + r with r in [-0.347, 0.347], and e^r = 1 + r + r^2 P(r), P fitted to 3e-9 of e^r.
   constexpr float kLog2E = 1.44269504088896341f;
 #if defined(__AVX512F__)
   const Vec n = reinterpret_cast<Vec>(_mm512_roundscale_ps(reinterpret_cast<__m512>(x * kLog2E), 0));
-  const Vec r = x - n * 0.693147180559945f;  // off by 2e-7 at -87, far less than x itself there
+  const Vec r = x - n * 0.693147180559945f;  // off by 2e-7 at -87, far less than the rounding of x itself
 #else
   constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const Vec bounded = maximum(splat(kLowestExponent), x);  // keeps a NaN of x
+  const Vec bounded = maximum(splat(kLowestExponent), x);  // this order of arguments keeps a NaN of x
   const Vec shifted = bounded * kLog2E + kRounder;
   const Vec n = shifted - kRounder;
   const Vec r = (bounded - n * kLn2High) - n * kLn2Low;
@@ -40,8 +40,8 @@ inline Vec exp_nonpositive(Vec x) {
 }
 
 #if defined(__AVX512F__)
-// A number c close to 1 / m for each sixteenth of [1, 2) that m may lie in, and -ln c; 1 at the lower end, so that ln 1
-// is 0 and numbers just above it lose nothing.
+// For m in each sixteenth of [1, 2): a number c close to 1 / m, and -ln c. c is 1 for the first sixteenth, so that ln 1
+// is 0 and numbers just above 1 lose no digits.
 alignas(64) constexpr float kReciprocals[16] = {
     1.0f,         0.914285719f, 0.864864886f, 0.820512831f, 0.780487776f, 0.744186044f, 0.711111128f, 0.680851042f,
     0.653061211f, 0.627451003f, 0.603773594f, 0.581818163f, 0.561403513f, 0.542372882f, 0.524590135f, 0.5f};
@@ -50,13 +50,13 @@ alignas(64) constexpr float kReciprocalLogs[16] = {
     0.426084429f, 0.466089696f,  0.504556f,    0.541597307f, 0.577315331f, 0.611801565f, 0.645138025f, 0.693147182f};
 #endif
 
-// ln x for normal x > 0; +inf and NaN stay what they are.
+// Returns ln x for normal x > 0; +inf and NaN stay +inf and NaN.
 inline Vec log_positive(Vec x) {
 #if defined(__AVX512F__)
   // x = m 2^e with m in [1, 2), and ln m = -ln c + ln(1 + r) with r = m c - 1 in [-1/32, 1/16), where ln(1 + r) =
-  // r + r^2 P(r), P fitted to 4e-9. A short polynomial: ssa spends half of its weights' time here.
+  // r + r^2 P(r), P fitted to 4e-9. P is short, because ssa spends half of the time for its weights here.
   const __m512 bits = reinterpret_cast<__m512>(x);
-  const __m512i sixteenth = _mm512_srli_epi32(_mm512_castps_si512(bits), 19);  // the low four bits count
+  const __m512i sixteenth = _mm512_srli_epi32(_mm512_castps_si512(bits), 19);  // only the low four bits are used
   const auto c = reinterpret_cast<Vec>(_mm512_permutexvar_ps(sixteenth, _mm512_load_ps(kReciprocals)));
   const auto log_c = reinterpret_cast<Vec>(_mm512_permutexvar_ps(sixteenth, _mm512_load_ps(kReciprocalLogs)));
   const auto mantissa = reinterpret_cast<Vec>(_mm512_getmant_ps(bits, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src));
@@ -87,6 +87,7 @@ inline Vec log_positive(Vec x) {
 #endif
 }
 
+// Returns tanh x of any x; NaN stays NaN.
 inline Vec tanh_of(Vec x) {
   const Vec magnitude = absolute(x), square = x * x;
   Vec p = splat(-5.70498872745e-3f);
@@ -100,7 +101,7 @@ inline Vec tanh_of(Vec x) {
   return select(magnitude < 0.625f, near, far);
 }
 
-// x^power for 0 <= x <= 1 and power > 0; 0 for x = 0 (and for x below the normal range). NaN stays NaN.
+// Returns x^power for 0 <= x <= 1 and power > 0; 0 for x = 0 and for subnormal x. NaN stays NaN.
 inline Vec power_of(Vec x, float power) {
   constexpr float kSmallestNormal = 1.17549435e-38f;
   return select(x < kSmallestNormal, Vec{}, exp_nonpositive(log_positive(x) * power));

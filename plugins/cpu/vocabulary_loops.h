@@ -6,6 +6,7 @@
 
 namespace sharp::cpu::SHARP_ISA {
 
+// Returns a vector of the first `count` values, filled up with `fill`.
 inline Vec load_first(const float* from, int64_t count, float fill) {
   if (count >= kLanes) return load(from);
   Vec value = splat(fill);

@@ -9,21 +9,23 @@ namespace sharp::cpu::SHARP_ISA {
 
 constexpr int kChunkVectors = kChunkKeys / kLanes;
 
-// The tile's query rows times `scale`, [rows, head_dim].
+// Gathers the tile's query rows times `scale`, [rows, head_dim].
 inline void gather_query(const Problem& problem, const Tile& tile, const Row* rows, float* query) {
   for (int64_t index = 0; index < tile.rows(); ++index) {
-    const float* from = problem.query + (rows[index].token * problem.q_heads + rows[index].head) * problem.head_dim;
+    const float* from =
+        problem.query_rows() + (rows[index].token * problem.q_heads + rows[index].head) * problem.head_dim;
     for (int64_t channel = 0; channel < problem.head_dim; ++channel)
       query[index * problem.head_dim + channel] = from[channel] * problem.attributes.scale;
   }
 }
 
+// Fills `rows` [tile.rows()].
 inline void rows_of(const Problem& problem, const Tile& tile, Row* rows) {
   for (int64_t index = 0; index < tile.rows(); ++index) rows[index] = row_of(problem, tile, index);
 }
 
-// Soft cap and position bias of the logits of one row and 64 keys, in place; keys that are not visible become -inf. The
-// keys are four strips of 16 that begin at `begins`.
+// Applies soft cap and position bias to the logits of one row and 64 keys, in place; keys that are not visible get
+// -inf. The keys are four strips of 16 that begin at `begins`.
 inline void shape_logits(const Problem& problem, const Row& row, const int64_t* begins, uint64_t visible,
                          float* logits) {
   const float cap = problem.attributes.softcap;
@@ -43,14 +45,14 @@ inline void shape_logits(const Problem& problem, const Row& row, const int64_t* 
             select(lanes_of(visible >> (v * kLanes)), load(logits + v * kLanes), splat(-kInfinity)));
 }
 
-// Highest logit of each lane. A NaN does not count, here and below.
+// Updates the highest logit of each lane, ignoring NaN.
 inline void observe_highest(const float* logits, RowState& state) {
   Vec highest = load(state.highest_lanes);
   for (int v = 0; v < kChunkVectors; ++v) highest = maximum(load(logits + v * kLanes), highest);
   store(state.highest_lanes, highest);
 }
 
-// Lowest visible logit of each lane; only the statistics need it.
+// Updates the lowest visible logit of each lane, ignoring NaN; only the statistics need it.
 inline void observe_lowest(const float* logits, uint64_t visible, RowState& state) {
   Vec lowest = load(state.lowest_lanes);
   if (visible == ~uint64_t{0})
@@ -61,7 +63,7 @@ inline void observe_lowest(const float* logits, uint64_t visible, RowState& stat
   store(state.lowest_lanes, lowest);
 }
 
-// What was observed of a row, in one number each.
+// Reduces the observations of a row by lane to one number each.
 template <bool kShiftIsHighest>
 void settle(RowState& state) {
   state.highest = kShiftIsHighest ? state.shift : maximum_of(load(state.highest_lanes));
@@ -74,13 +76,14 @@ inline void clear_weights(float* weights) {
 
 inline void add_lanes(float* lanes, Vec value) { store(lanes, load(lanes) + value); }
 
-// What is fetched while a chunk is read: its own values and then the keys of the next one, if its values are read with
-// its keys; the next keys or values otherwise.
+// What is prefetched while a chunk is read. If a chunk's values are read with its keys: its own values, then the keys
+// of the next chunk. Otherwise the next keys or the next values.
 enum class Ahead { kValuesAndKeys, kKeys, kValues };
 
+// Sets what is prefetched while the keys or values of `chunk` are read; `next` is the position of the next chunk.
 inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, int64_t end, Ahead ahead,
                         Chunk& chunk) {
-  // Many rows read the same keys again and again: there the reads are few for the arithmetic.
+  // Many rows reuse the same keys, so their reads are few compared with the arithmetic.
   if (problem.block_size % 16 != 0 || tile.rows() > kMaxPanelRows) return;
   chunk.keys.fetch = ahead != Ahead::kValues;
   chunk.fetch_next = ahead != Ahead::kKeys;
@@ -88,7 +91,7 @@ inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, 
   strips_at(problem, tile, next, end, strips);
   for (int strip = 0; strip < kChunkKeys / 16; ++strip) {
     const auto [block, offset] = strips[strip];
-    // Where nothing comes next, or is mapped, the keys at hand are fetched once more, which costs nothing.
+    // If there is no next strip, or it is not mapped, the current keys are prefetched again, which costs nothing.
     const void* here = chunk.keys.strips[strip];
     const void* keys = block < 0 ? here : key_at(problem, block, offset);
     const bool mapped = chunk.mapped >> (strip * 16) & 1;
@@ -106,18 +109,19 @@ inline void fetch_ahead(const Problem& problem, const Tile& tile, int64_t next, 
   }
 }
 
-// Tiles of many rows convert a chunk of another type than float once, as each row would convert it again.
+// Whether a chunk is converted to float once: tiles of many rows do so, because each row would convert it again.
 inline bool converts(const Problem& problem, const Tile& tile) {
-  return tile.rows() > kMaxPanelRows && problem.cache_type != CacheType::kFloat32;
+  return tile.rows() > kMaxPanelRows && problem.cache_type != SHARP_FLOAT32;
 }
 
-// Of a row's weights in a chunk, bits of those that are not 0; NaN is not.
+// Returns the bits of a row's weights in a chunk that are not 0; NaN counts as not 0.
 inline uint64_t weighted_bits(const float* weights) {
   uint64_t bits = 0;
   for (int v = 0; v < kChunkVectors; ++v) bits |= mask_of(load(weights + v * kLanes) != 0.0f) << (v * kLanes);
   return bits;
 }
 
+// `add_chunk` for each row by itself, which reads only the values that the row gives a weight.
 inline void add_chunk_row_by_row(const Problem& problem, const Tile& tile, const Scratch& scratch, uint64_t keys,
                                  const Chunk& chunk, float* output) {
   int numbers[kChunkKeys];
@@ -140,9 +144,9 @@ inline void add_chunk(const Problem& problem, const Tile& tile, const BfloatProd
   add_values(scratch.weights, tile.rows(), values_of(chunk, keys, numbers), problem.value_dim, output);
 }
 
-// Computes the logits of every chunk of the part into scratch.weights, shaped and masked. Calls `row_done(index, begin,
-// visible, logits)` for each row that sees a key of the chunk, then `chunk_done(chunk, visible)` with the keys that any
-// row sees.
+// Computes the logits of every chunk of the part in scratch.weights, shaped and masked. For each chunk it calls
+// `row_done(index, begin, visible, logits)` for each row that sees a key of the chunk, then `chunk_done(chunk,
+// visible)` with the keys that any row sees.
 template <Ahead kAhead, typename RowDone, typename ChunkDone>
 void walk_keys(const Problem& problem, const Tile& tile, const Part& part, const Scratch& scratch,
                BfloatProducts& products, const Row* rows, RowDone row_done, ChunkDone chunk_done) {

@@ -1,4 +1,4 @@
-// Kernels that were compiled after the library was built: those of one model, from a folder.
+// Kernels that were compiled after the library was built, for one model, read from a folder.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -18,7 +18,7 @@ constexpr const char* kIndex = "/kernels.tsv";
 constexpr const char* kImages = "/kernels.bin";
 constexpr size_t kColumns = 13;
 
-// What the images of a folder point into; alive as long as the process.
+// The memory that the images of a folder point into. It lives as long as the process.
 struct Folder {
   std::vector<std::vector<std::string>> rows;
   std::string content;
@@ -65,7 +65,7 @@ void add_kernels(const std::string& folder) {
     std::vector<std::string> columns;
     std::istringstream text(line);
     for (std::string column; std::getline(text, column, '\t');) columns.push_back(column);
-    if (columns.size() == 2) {  // what launches are planned with
+    if (columns.size() == 2) {  // a constant of the planner
       const auto found = constants().find(columns[0]);
       if (found == constants().end() || found->second != number(columns[1], path))
         throw Error(path + " was written by another version of Sharp; compile the kernels again");

@@ -1,19 +1,21 @@
-// The values that kernels may ask for, by name.
+// The values of kernel parameters, by name.
 #pragma once
 
 #include <cstdint>
 
+#include "sharp_op.h"
+
 namespace sharp::cuda {
 
-// Every parameter of every kernel; a kernel's own list is in its image.
+// All parameters of all kernels; the list of one kernel is in its image.
 // clang-format off
 #define SHARP_ARGUMENTS(X) \
   X(query) X(key) X(value) X(key_cache) X(value_cache) X(slot_mapping) X(block_table) X(query_start) X(context_lens) \
   X(key_scale) X(value_scale) X(key_screen) X(key_shift) X(past_lens) X(total_lens) X(head_params) X(alibi_slopes) X(collect_stats) X(output) X(stats) X(plan) X(sums) X(outputs) X(logits) X(solution) X(tiles) \
   X(indices) X(samplings) X(starts) X(changes) X(candidates) X(sampled) X(vocab) \
-  X(tokens) X(sequences) X(q_heads) X(kv_heads) X(max_blocks) X(slots) X(most_tokens) X(units) X(workers) X(items) X(parts) X(stage) X(parameters) X(shifted) X(window) X(causal) \
+  X(tokens) X(sequences) X(q_heads) X(kv_heads) X(max_blocks) X(slots) X(most_tokens) X(units) X(workers) X(items) X(parts) X(stage) X(parameters) X(shifted) \
   X(new_keys) X(past) X(counted) X(stored) X(columns) \
-  X(scale) X(softcap) X(alpha) X(entropy_threshold) X(t0) X(t1) X(t2) X(t3) X(t4) X(t5) X(t6) X(t7)
+  SHARP_ATTRIBUTE_ARGUMENTS(X) X(t0) X(t1) X(t2) X(t3) X(t4) X(t5) X(t6) X(t7)
 // clang-format on
 
 enum class Argument {
@@ -29,7 +31,7 @@ constexpr const char* kArgumentNames[] = {
 };
 constexpr int kArgumentCount = sizeof(kArgumentNames) / sizeof(kArgumentNames[0]);
 
-// What a launch passes; a kernel takes of it what it has parameters for.
+// The arguments of a launch; a kernel gets the ones that it has parameters for. Arguments that were not set are 0.
 class Arguments {
  public:
   void set(Argument argument, const void* pointer) { at(argument).pointer = pointer; }

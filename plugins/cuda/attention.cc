@@ -1,27 +1,13 @@
-// Attention's functions of sharp_cuda.h: the kernels of PagedAttention, compiled for keys that lie one behind the
-// other.
+// The functions of SharpAttention in sharp_cuda.h, on the kernels of PagedAttention compiled for contiguous keys.
 #include <algorithm>
 
+#include "check.h"
 #include "plan.h"
 
 namespace sharp::cuda {
 namespace {
 
-int64_t bytes_of(SharpType type) { return type == SHARP_FLOAT32 ? 4 : 2; }
-
-int64_t slots_of(const SharpAttention& problem) {
-  return problem.shared ? problem.capacity : problem.capacity + problem.new_keys;
-}
-
-void check_problem(const SharpAttention& problem) {
-  require(problem.batch >= 0 && problem.queries >= 0 && problem.new_keys >= 0 && problem.capacity >= 0,
-          "batch, queries, new_keys and capacity must be 0 or more");
-  require(problem.has_past || (problem.capacity == 0 && !problem.shared),
-          "without a past it has neither slots nor lengths");
-  require(problem.type != SHARP_INT8 && problem.type != SHARP_FP8, "SharpAttention has no keys of 8 bits");
-}
-
-// Keys or values: where those of a call come from, and where they lie when the kernels read them.
+// Keys or values of a call: where they come from, and where the kernels read them.
 struct Keys {
   const void *fresh, *past;
   void* present;
@@ -29,12 +15,12 @@ struct Keys {
 };
 
 struct Workspace {
-  Workspace(const SharpAttention& problem, const Call& call, const Plan& plan, SplitRows rows, void* base)
-      : buffers(base), scratch(buffers, call, plan, rows) {
+  Workspace(const SharpAttention& problem, const Call& call, const SharpScratch& sizes, void* base)
+      : buffers(base), scratch(buffers, sizes) {
     query_start = buffers.take(problem.batch + 1, sizeof(int32_t));
     context_lens = buffers.take(problem.batch, sizeof(int32_t));
     counts = buffers.take(problem.batch, sizeof(int32_t));
-    // For a call that leaves a present out.
+    // Room for the presents of a call that leaves these outputs out.
     const bool spare = problem.has_past && !problem.has_presents;
     const int64_t slots = spare ? problem.batch * problem.kv_heads * call.slots : 0;
     keys = buffers.take(slots * problem.head_dim, bytes_of(problem.type));
@@ -46,7 +32,7 @@ struct Workspace {
   void *query_start, *context_lens, *counts, *keys, *values;
 };
 
-// All of a call but the buffers that lie in a workspace.
+// Returns the call without the buffers in the workspace.
 Call call_of(const SharpAttention& from) {
   Call call{};
   call.contiguous = true;
@@ -72,13 +58,13 @@ Call call_of(const SharpAttention& from) {
   problem.key = from.key;
   problem.value = from.value;
   problem.head_params = from.head_params;
-  problem.head_params_width = from.head_params_width;
+  problem.parameters = from.parameters;
   problem.alibi = from.alibi;
   problem.alibi_slopes = from.alibi_slopes;
   problem.collect_stats = from.stats == nullptr ? nullptr : from.collect_stats;
   problem.output = from.output;
   problem.stats = from.stats;
-  check_sizes(problem);
+  check_call(problem);
   return call;
 }
 
@@ -94,7 +80,7 @@ void copy_rows(void* to, int64_t to_pitch, const void* from, int64_t bytes, int6
   check(driver().cuMemcpy2DAsync(&copy, stream), "copying the past on the device");
 }
 
-// Keys or values as the kernels read them: the past where it must be; the new ones are written by a kernel.
+// Returns keys or values as the kernels read them, with the past copied there. A kernel writes the new ones.
 void* gather(const SharpAttention& problem, const Keys& keys, void* spare, SharpStream stream) {
   const int64_t row = keys.dim * bytes_of(problem.type), pairs = problem.batch * problem.kv_heads;
   if (!problem.has_past) {
@@ -112,31 +98,32 @@ void* gather(const SharpAttention& problem, const Keys& keys, void* spare, Sharp
 }  // namespace sharp::cuda
 
 using namespace sharp::cuda;
+using sharp::check_sizes;
+using sharp::slots_of;
 
 SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes) {
   return status_of([&] {
-    check_problem(*problem);
+    check_sizes(*problem);
     const Call call = call_of(*problem);
-    const Plan planned = plan(call);
-    *bytes = Workspace(*problem, call, planned, planned.most_split, nullptr).buffers.bytes();
+    *bytes = Workspace(*problem, call, plan(call).largest, nullptr).buffers.bytes();
   });
 }
 
 SHARP_EXPORT int sharp_cuda_prepare_attention(const SharpAttention* problem) {
   return status_of([&] {
-    check_problem(*problem);
+    check_sizes(*problem);
     SharpAttention some = *problem;
     some.batch = 1;
     for (const int64_t queries : {int64_t{1}, kMostTokens + 1, kSomePrompt, kLongPrompt}) {
       some.queries = queries;
-      for (const Launch& launch : plan(call_of(some)).launches) load_kernel(launch.kernel);
+      load_kernels(call_of(some));
     }
   });
 }
 
 SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream) {
   return status_of([&] {
-    check_problem(*problem);
+    check_sizes(*problem);
     Call call = call_of(*problem);
     if (problem->batch == 0) return;
     require(workspace != nullptr, "the workspace is null");
@@ -147,8 +134,8 @@ SHARP_EXPORT int sharp_cuda_attention(const SharpAttention* problem, void* works
     require(!problem->has_past || !problem->has_presents ||
                 (problem->present_key != nullptr && problem->present_value != nullptr) || slots_of(*problem) == 0,
             "has_presents says otherwise than the buffers");
-    const Plan planned = plan(call);
-    const Workspace memory(*problem, call, planned, split_rows(call, planned), workspace);
+    const SharpPlan planned = plan(call);
+    const Workspace memory(*problem, call, planned.scratch, workspace);
     call.problem.key_cache = gather(
         *problem, {problem->key, problem->past_key, problem->present_key, problem->head_dim}, memory.keys, stream);
     call.problem.value_cache =

@@ -1,4 +1,4 @@
-"""Triton kernels to machine code, on a machine that need not have a GPU."""
+"""The compiler of Triton kernels to machine code, which does not need a GPU."""
 
 import builtins
 import hashlib
@@ -11,25 +11,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sharp.plugins.errors import InputError, SharpError
+from sharp.core.errors import InputError, SharpError
 
-# Compute capabilities with an image of their own.
+# Compute capabilities that get machine code of their own.
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 # Bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities).
 MOST_SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-# The driver translates this one for every other GPU from Ampere on: what Triton writes for sm_90 and above is of that
-# GPU only. Every driver that knows a GPU newer than ours reads version 8.5.
+# The driver translates PTX for every other GPU from Ampere on. PTX for sm_80 is used, because what Triton writes for
+# sm_90 and above runs on that GPU only. Every driver that knows a GPU newer than ours reads PTX version 8.5.
 PTX_CAPABILITY, PTX_VERSION = 80, 85
-POINTER_ALIGNMENT = 16  # bytes; torch, ONNX Runtime and TensorRT all align tensors to more
+POINTER_ALIGNMENT = 16  # bytes; torch, ONNX Runtime and TensorRT align tensors to more
 
 
 @dataclass(frozen=True)
-class Kernel:
+class SpecializedKernel:
     """A Triton function with everything that is fixed at compile time.
 
     `arguments` are the function's run-time parameters in order, with Triton's types ("*fp16", "i32", "fp32"). Pointers
-    are taken to be aligned to 16 bytes. `tile` is the rows and keys of a tile, which grids and scratch memory follow
-    from.
+    are assumed to be aligned to 16 bytes. `tile` is the number of rows and keys in a tile, which determines grids and
+    scratch memory.
     """
 
     name: str
@@ -41,21 +41,23 @@ class Kernel:
     tile: tuple[int, int] = (0, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Triton's functions cannot be pickled: another process imports them by name."""
+        """Return the state with the function's module and name, because Triton's functions cannot be pickled."""
         return {**vars(self), "function": (self.function.__module__, self.function.__name__)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `__getstate__`."""
+        """Restore the state, and import the function by its module and name."""
         module, name = state["function"]
         vars(self).update(state, function=getattr(import_module(module), name))
 
 
 @dataclass(frozen=True)
 class Image:
-    """A compiled kernel: a cubin for one capability, or PTX.
+    """A compiled kernel: `content` is a cubin for one capability, or PTX if `ptx`, with the function `entry`.
 
-    `exact`: only a GPU of exactly this capability loads it (sm_90a and the like). `hidden` are the arguments that
-    Triton adds at the end; all are pointers that may be null.
+    `exact` is whether only a GPU of exactly this capability loads it (sm_90a and the like). `arguments` are pairs of
+    name and type in order. `hidden` are the arguments that Triton adds at the end; all are pointers that may be null. A
+    block has `threads` threads and `shared_bytes` of shared memory. `seconds` is the time of compilation, None if the
+    kernel was in the cache. `tile` is the kernel's.
     """
 
     kernel: str
@@ -69,11 +71,11 @@ class Image:
     arguments: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
     tile: tuple[int, int]
-    seconds: float | None  # None: it was in the cache
+    seconds: float | None
 
     @property
     def target(self) -> str:
-        """As NVIDIA's tools name it: sm_90a, or compute_80 for PTX."""
+        """The name of the target in NVIDIA's tools: sm_90a, or compute_80 for PTX."""
         return f"compute_{self.capability}" if self.ptx else f"sm_{self.capability}{'a' * self.exact}"
 
 
@@ -81,14 +83,15 @@ _PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32"}
 HIDDEN_ARGUMENTS = ("global_scratch", "profile_scratch")
 
 
-def compile_kernel(kernel: Kernel, capability: int | None, cache: Path) -> Image:
-    """Compile for a compute capability (90 is 9.0), or to PTX for None.
+def compile_kernel(kernel: SpecializedKernel, capability: int | None, cache: Path) -> Image:
+    """Compile a kernel for a compute capability of `CAPABILITIES` (90 is 9.0), or to PTX for None.
 
-    `cache` keeps what was compiled, by a hash of source, options and Triton's version.
+    The folder `cache` keeps compiled kernels, by a hash of source, options and Triton's version; it is made if needed.
+    Settings of Triton are changed for the whole process, so compile in one thread only.
 
     Raises:
-        InputError: the kernel needs something that the launcher does not give.
-        SharpError: Triton or NVIDIA's assembler refused it.
+        InputError: the kernel needs something that the launcher does not provide, or too much shared memory.
+        SharpError: Triton or NVIDIA's assembler refused the kernel.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -98,7 +101,7 @@ def compile_kernel(kernel: Kernel, capability: int | None, cache: Path) -> Image
     ptx = capability is None
     triton.knobs.cache.dir = str(cache / _constants_digest(kernel))
     triton.knobs.cache.store_binary_only = not ptx
-    # Line tables would name this machine's folders in every image.
+    # Line tables are left out, because they would name this machine's folders in every image.
     triton.knobs.compilation.disable_line_info = True
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
     if ptx:
@@ -129,7 +132,7 @@ def compile_kernel(kernel: Kernel, capability: int | None, cache: Path) -> Image
             )
     if metadata.num_ctas != 1 or getattr(metadata, "launch_pdl", False):
         raise InputError(f"kernel {kernel.name} needs clusters or dependent launches, which the launcher has not")
-    # PTX is for GPUs that nobody knows yet: it may need what all known ones have.
+    # PTX is for unknown GPUs, so it may use only the shared memory that all known GPUs have.
     most = MOST_SHARED[capability] if capability else min(MOST_SHARED.values())
     if metadata.shared > most:
         raise InputError(
@@ -155,15 +158,22 @@ def compile_kernel(kernel: Kernel, capability: int | None, cache: Path) -> Image
     )
 
 
-def _constants_digest(kernel: Kernel) -> str:
-    """Of the modules that define the constants' classes: Triton hashes a kernel's code and what it calls, not those."""
+def _constants_digest(kernel: SpecializedKernel) -> str:
+    """Return a hash of the modules that define the classes of the constants.
+
+    Triton's own hash covers a kernel's code and the functions that it calls, but not these classes.
+    """
     modules = {inspect.getmodule(type(value)) for value in kernel.constants.values()}
     sources = sorted(inspect.getsource(module) for module in modules if module and module is not builtins)
     return hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
 
 
-def _signature(kernel: Kernel) -> dict[str, str]:
-    """Triton's types by parameter, in the function's order."""
+def _signature(kernel: SpecializedKernel) -> dict[str, str]:
+    """Return Triton's types by parameter, in the function's order.
+
+    Raises:
+        InputError: a parameter of the function is neither an argument nor a constant, or both.
+    """
     names = kernel.function.arg_names
     unknown = sorted({*kernel.arguments, *kernel.constants} ^ set(names))
     if unknown or set(kernel.arguments) & set(kernel.constants):
@@ -171,15 +181,15 @@ def _signature(kernel: Kernel) -> dict[str, str]:
     return {name: kernel.arguments.get(name, "constexpr") for name in names}
 
 
-def _check_parameters(kernel: Kernel, ptx: str) -> None:
-    # A Triton that hides other arguments than these would have its kernels read parameters that nobody passed.
+def _check_parameters(kernel: SpecializedKernel, ptx: str) -> None:
+    # If a version of Triton hid other arguments than these, its kernels would read parameters that nobody passed.
     declared = re.findall(r"\.param \.(\w+)", ptx[: ptx.index("\n)")])
     expected = [_PTX_TYPES.get(type_, "u64") for type_ in kernel.arguments.values()] + ["u64"] * len(HIDDEN_ARGUMENTS)
     if [kind.replace("b", "u") for kind in declared] != [kind.replace("b", "u") for kind in expected]:
         raise InputError(f"kernel {kernel.name} has the parameters {declared} in PTX, but should have {expected}")
 
 
-def _attributes(kernel: Kernel) -> dict[tuple[int], list[list[object]]]:
+def _attributes(kernel: SpecializedKernel) -> dict[tuple[int], list[list[object]]]:
     aligned = [["tt.divisibility", POINTER_ALIGNMENT]]
     return {
         (index,): aligned

@@ -1,19 +1,22 @@
-"""The machine's NVIDIA GPUs, asked through the driver's own library: no other package is needed."""
+"""The machine's NVIDIA GPUs, queried through the driver's own library, without any other package."""
 
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sharp.plugins.errors import SharpError
+from sharp.core.errors import SharpError
 
 DRIVER = "libcuda.so.1"
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 @dataclass(frozen=True)
-class Device:
-    """A GPU: 90 is compute capability 9.0, `memory` is in bytes, `cuda` is the newest CUDA that the driver runs."""
+class GpuDevice:
+    """A GPU. Compute capability 90 is 9.0, `memory` is the total in bytes, `cuda` the newest CUDA that the driver runs.
+
+    `cuda` is written "12.8".
+    """
 
     name: str
     compute_capability: int
@@ -21,8 +24,8 @@ class Device:
     cuda: str
 
 
-def find_device(number: int = 0) -> Device:
-    """The GPU with this number, of those that this process may use.
+def find_device(number: int = 0) -> GpuDevice:
+    """Return the GPU with this number, among the GPUs that this process may use.
 
     Raises:
         SharpError: there is no driver, or no such GPU.
@@ -39,14 +42,14 @@ def find_device(number: int = 0) -> Device:
         _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device))
         capability.append(value.value)
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    return Device(name.value.decode(), 10 * capability[0] + capability[1], memory.value, cuda)
+    return GpuDevice(name.value.decode(), 10 * capability[0] + capability[1], memory.value, cuda)
 
 
 class Driver:
-    """The driver's functions, called in the context of a GPU that runtimes use too."""
+    """The driver's functions, called in the primary context of a GPU, which runtimes use, too."""
 
     def __init__(self, number: int = 0) -> None:
-        """For the GPU with this number.
+        """Open the driver for the GPU with this number.
 
         Raises:
             SharpError: there is no driver, or no such GPU.
@@ -57,10 +60,12 @@ class Driver:
 
     @contextmanager
     def context(self) -> Iterator[Callable[..., None]]:
-        """What calls a function by its name, with the context current.
+        """Make the context current, and yield a function (name, *arguments) that calls a driver function by its name.
+
+        Arguments are those of the C function, in ctypes. The context is released at the end.
 
         Raises:
-            SharpError: a call failed.
+            SharpError: a call failed; also raised by the yielded function.
         """
         driver, context = self._driver, ctypes.c_void_p()
         _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device))
@@ -75,10 +80,10 @@ class Driver:
 
 
 def free_memory(number: int = 0) -> int:
-    """Bytes that can still be taken on a GPU.
+    """Return the number of free bytes of the memory of the GPU with this number.
 
     Raises:
-        SharpError: there is no GPU.
+        SharpError: there is no driver or no such GPU, or the driver refused the call.
     """
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     with Driver(number).context() as call:
@@ -87,20 +92,23 @@ def free_memory(number: int = 0) -> int:
 
 
 def check_context(number: int = 0) -> None:
-    """Wait for a GPU's work.
+    """Wait until the GPU with this number has finished the work of this process (in its primary context).
 
     Raises:
-        SharpError: the context is broken, say by an illegal access: every call in this process fails from then on.
+        SharpError: there is no such GPU, or the context is broken, for example by an illegal access; all later calls in
+            this process then fail, too.
     """
     with Driver(number).context() as call:
         call("cuCtxSynchronize")
 
 
 def clear_memory(address: int, size: int, number: int = 0) -> None:
-    """Make `size` bytes of a GPU's memory zero.
+    """Set `size` bytes of a GPU's memory from `address` on to zero, and wait until that is done.
+
+    `number` is the GPU's number. Nothing happens for a size of 0.
 
     Raises:
-        SharpError: the driver refused it.
+        SharpError: there is no such GPU, or the driver refused the call.
     """
     if size == 0:
         return
@@ -116,7 +124,9 @@ def _driver(number: int) -> ctypes.CDLL:
         raise SharpError(f"there is no NVIDIA driver on this machine ({DRIVER} is missing)") from error
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
-        raise SharpError("the NVIDIA driver finds no GPU that this process may use")
+        raise SharpError(
+            "the NVIDIA driver finds no GPU that this process may use; check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
     if number >= count.value:
         raise SharpError(f"there is no GPU {number}: this process may use {count.value}, numbered from 0")
     return driver

@@ -5,8 +5,8 @@
 namespace sharp::cuda {
 namespace {
 
-// cuda.h renames functions to their newest version (cuMemsetD8Async to nothing, cuMemcpyDtoDAsync to ..._v2): the name
-// that the linker would see is the one to look up.
+// cuda.h renames some functions to their newest version (cuMemcpyDtoDAsync to ..._v2, but not cuMemsetD8Async), so the
+// name to look up is the one that the linker would see.
 #define SHARP_NAME(symbol) #symbol
 #define SHARP_LOOK_UP(table, library, symbol) look_up(table.symbol, library, SHARP_NAME(symbol))
 
@@ -39,7 +39,7 @@ Driver load() {
 }  // namespace
 
 const Driver& driver() {
-  static const Driver table = load();  // a failure is thrown again at the next use
+  static const Driver table = load();  // after a failure the next use tries again and throws again
   return table;
 }
 

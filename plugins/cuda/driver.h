@@ -1,4 +1,4 @@
-// The CUDA driver, found at run time: the library loads on machines without one and says so when it is used.
+// The CUDA driver, loaded at run time, so that the library also loads on machines without a driver.
 #pragma once
 
 #include <cuda.h>
@@ -8,13 +8,13 @@
 
 namespace sharp::cuda {
 
-// What went wrong, in one sentence.
+// An error of the driver or the library, in one sentence.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The functions of the driver that are used here, under their own names.
+// The driver's functions that are used here, under their own names.
 struct Driver {
   decltype(&::cuGetErrorString) cuGetErrorString;
   decltype(&::cuCtxGetDevice) cuCtxGetDevice;
@@ -29,10 +29,10 @@ struct Driver {
   decltype(&::cuMemsetD8Async) cuMemsetD8Async;
 };
 
-// Throws Error where there is no driver, or one older than CUDA 12.
+// Returns the driver. Throws Error if there is none, or if it is older than CUDA 12.
 const Driver& driver();
 
-// Throws Error with the driver's words unless `result` is success.
+// Throws Error with the driver's message unless `result` is success.
 void check(CUresult result, const char* what);
 
 }  // namespace sharp::cuda

@@ -1,21 +1,22 @@
-"""Which kernels `make kernels` compiles, and their names, which the C++ side puts together in the same way."""
+"""The set of kernels that `make kernels` compiles, and their names, which C++ composes in the same way."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 
-from sharp.plugins.cuda.compiler import Kernel
-from sharp.plugins.ops.attributes import SCALED_CACHES
-from sharp.plugins.triton import launch_sizes, sampling, tiles, variants
-from sharp.plugins.triton.options import LISTED_KEYS, MOST_SPLITS, SPLIT_KEYS, Options
+from sharp.plugins.cuda.compiler import SpecializedKernel
+from sharp.plugins.op import definition
+from sharp.plugins.op.definition import SCALED_CACHES
+from sharp.plugins.triton import launch_plan, sampling, variants
+from sharp.plugins.triton.options import Options
 
-BLOCK_SIZE = 16  # what the exporter writes unless told otherwise, and what SharpAttention's keys are counted in
-POWERS = ("one", "two", "any")  # of entmax: alpha 2, 1.5 and all others
+BLOCK_SIZE = 16  # the exporter's default, and the size of the blocks in which SharpAttention's keys are counted
+POWERS = ("one", "two", "any")  # entmax with alpha 2, 1.5 and any other
 
-# What each kernel's code depends on beside types and sizes. Options that make no difference are not in the name, and
-# have the values of the first call that needs the kernel. Kernels have loops with statistics and without: a flag on the
-# device says which.
+# The options, besides types and sizes, that each kernel's code depends on. Options that make no difference are not in
+# the name; the kernel is compiled with the values of the first call that needs it. Every kernel has loops with and
+# without statistics, and a flag on the device selects the loop.
 FIELDS = {
     "write_cache": "",
     "write_scaled_cache": "",
@@ -46,10 +47,12 @@ def options_for(
     op: str = "PagedAttention",
     block_sizes: Iterable[int] = (BLOCK_SIZE,),
 ) -> list[Options]:
-    """The options of every call that the library is to serve, of entmax also with a key screen.
+    """Return the options of every call that the library must support: all combinations of the arguments.
 
-    A type is of queries and cache alike, or of both as in float32/float16. A feature is plain, alibi, softcap or
-    alibi+softcap.
+    Entmax is included for all three powers, with and without a key screen. A dtype is that of queries and cache, or
+    names both as in float32/float16; SharpAttention takes only the former. A feature is plain, alibi, softcap or
+    alibi+softcap. `op` is PagedAttention or SharpAttention, which ignores `block_sizes`. A head dim is that of keys and
+    values.
     """
     return [
         Options(
@@ -69,7 +72,7 @@ def options_for(
         for normalizer, head_dim, dtype, block_size, feature in product(
             normalizers, head_dims, dtypes, block_sizes if op == "PagedAttention" else (BLOCK_SIZE,), features
         )
-        if op != "SharpAttention" or "/" not in dtype  # whose keys are of the query's type
+        if op != "SharpAttention" or "/" not in dtype  # keys of SharpAttention have the query's type
         for power in (POWERS if normalizer == "entmax" else ("",))
         for screened in (False, True)
         if not screened
@@ -81,12 +84,12 @@ def options_for(
     ]
 
 
-def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
-    """Every kernel that calls with these options launch on a GPU of this capability, each once.
+def kernels_for(options: Iterable[Options], capability: int) -> list[SpecializedKernel]:
+    """Return every kernel that calls with these options launch on a GPU of this compute capability (90 is 9.0), once.
 
-    With those of PagedAttention comes the one that samples.
+    If there are options of PagedAttention, the kernel that samples tokens is included.
     """
-    options, kernels = list(options), dict[str, Kernel]()
+    options, kernels = list(options), dict[str, SpecializedKernel]()
     for option in options:
         for variant in variants.kernels(option, capability):
             name = kernel_name(variant.name, option)
@@ -96,13 +99,19 @@ def kernels_for(options: Iterable[Options], capability: int) -> list[Kernel]:
     return list(kernels.values())
 
 
-def sampling_kernel() -> Kernel:
-    """The kernel that samples tokens, the same for every model."""
-    return Kernel(SAMPLING, sampling.sample_rows, sampling.ARGUMENTS, sampling.CONSTANTS, warps=sampling.WARPS)
+def sampling_kernel() -> SpecializedKernel:
+    """Return the kernel that samples tokens, which is the same for every model."""
+    return SpecializedKernel(
+        SAMPLING, sampling.sample_rows, sampling.ARGUMENTS, sampling.CONSTANTS, warps=sampling.WARPS
+    )
 
 
 def kernel_name(function: str, options: Options) -> str:
-    """For example `prefill float16 float16 64 64 16 entmax two alibi`: function, types and sizes, fields."""
+    """Return the name of the kernel `function` (a key of `FIELDS`) in a call with these options.
+
+    The name is the function, types and sizes, and the fields that are set, for example: `prefill float16 float16 64 64
+    16 entmax two alibi`.
+    """
     values = [getattr(options, field) for field in SIZES.split()]
     for field in ("contiguous", *FIELDS[function].split()):
         value = getattr(options, field)
@@ -111,32 +120,27 @@ def kernel_name(function: str, options: Options) -> str:
 
 
 def plan_constants() -> Mapping[str, int]:
-    """The numbers that grids and scratch memory follow from, for C++."""
-    return {
-        "kDecodeWaves": launch_sizes.DECODE_WAVES,
-        "kSplitKeys": SPLIT_KEYS,
-        "kMostSplits": MOST_SPLITS,
-        "kMostTokens": launch_sizes.MOST_TOKENS,
-        "kMostRows": launch_sizes.MOST_ROWS,
-        "kMostParts": launch_sizes.MOST_PARTS,
-        "kPartKeys": launch_sizes.PART_KEYS,
-        "kMostPromptRows": tiles.MOST_PROMPT_ROWS,
-        "kListedKeys": LISTED_KEYS,
-        "kEntmaxCounts": variants.COUNTS,
-        "kSparsemaxCounts": variants.SPARSEMAX_COUNTS,
-        "kSources": _sources(),
+    """Return the constants of the planner by their C++ names ("kMostTokens"), and as "kSources" a hash of all sources.
+
+    The library refuses kernels whose constants differ from its own.
+    """
+    named = {
+        "k" + "".join(map(str.capitalize, name.split("_"))): value
+        for name, value in launch_plan.plan_constants().items()
     }
+    return named | {"kSources": _sources()}
 
 
 def _sources() -> int:
-    """A hash of the kernels' sources, 36 bits."""
+    """Return a hash of the kernels' sources, 36 bits."""
     folder = Path(variants.__file__).parent
-    content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    paths = [*sorted(folder.glob("*.py")), Path(definition.__file__)]
+    content = b"".join(path.read_bytes() for path in paths)
     return int(hashlib.sha256(content).hexdigest()[:9], 16)
 
 
-def _kernel(name: str, variant: variants.Kernel) -> Kernel:
-    return Kernel(
+def _kernel(name: str, variant: variants.Kernel) -> SpecializedKernel:
+    return SpecializedKernel(
         name=name,
         function=variant.function,
         arguments={name: kind for name, kind in variant.signature.items() if kind != "constexpr"},

@@ -12,7 +12,7 @@
 namespace sharp::cuda {
 namespace {
 
-constexpr unsigned kSharedWithoutAsking = 48 << 10;  // bytes that every kernel may have
+constexpr unsigned kSharedWithoutAsking = 48 << 10;  // bytes of shared memory that a kernel may use without opting in
 
 enum class Type { kPointer, kInt32, kInt64, kFloat32 };
 
@@ -87,7 +87,7 @@ LoadedKernel load(const std::string& name, CUdevice device) {
   return loaded;
 }
 
-// Never unloaded: a library may be unloaded after the driver at exit, and who launches once launches again.
+// Kernels are never unloaded: at exit the driver may be gone first, and a kernel launched once is launched again.
 const LoadedKernel& loaded_kernel(const std::string& name) {
   static std::mutex mutex;
   static auto& kernels = *new std::map<std::pair<CUdevice, std::string>, LoadedKernel>;
@@ -107,7 +107,7 @@ void pass(void* to, Parameter parameter, const Arguments& arguments) {
     const int32_t integer = static_cast<int32_t>(value.integer);
     std::memcpy(to, &integer, sizeof(integer));
   } else {
-    std::memcpy(to, &value, sizeof(value));  // a float is the union's first four bytes
+    std::memcpy(to, &value, sizeof(value));  // a float takes the first four bytes
   }
 }
 
@@ -136,7 +136,7 @@ int64_t multiprocessors() { return attribute_of(current_device(), CU_DEVICE_ATTR
 int compute_capability() { return capability_of(current_device()); }
 
 void load_kernel(const std::string& kernel) {
-  CUfunction function;  // the code goes to the context now, not at the first launch
+  CUfunction function;  // getting the function loads the code now, not at the first launch
   check(driver().cuKernelGetFunction(&function, loaded_kernel(kernel).kernel), ("loading kernel " + kernel).c_str());
 }
 
@@ -147,13 +147,13 @@ void launch_kernel(const std::string& kernel, Grid grid, const Arguments& argume
                 std::to_string(grid.y) + " x " + std::to_string(grid.z) + " blocks, which is more than CUDA has");
   const LoadedKernel& loaded = loaded_kernel(kernel);
   const size_t count = loaded.parameters.size();
-  std::vector<uint64_t> values(count + 1, 0);  // the last one: null for every hidden argument
+  std::vector<uint64_t> values(count + 1, 0);  // the last value is the null of all hidden arguments
   std::vector<void*> parameters(count + loaded.image->hidden_arguments, &values[count]);
   for (size_t index = 0; index < count; ++index) {
     pass(&values[index], loaded.parameters[index], arguments);
     parameters[index] = &values[index];
   }
-  // A CUkernel may stand for a CUfunction in a launch: the driver takes the current context's.
+  // A launch accepts a CUkernel as CUfunction: the driver uses the current context's function.
   check(driver().cuLaunchKernel(reinterpret_cast<CUfunction>(loaded.kernel), static_cast<unsigned>(grid.x),
                                 static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z), loaded.image->threads, 1,
                                 1, loaded.image->shared_bytes, stream, parameters.data(), nullptr),

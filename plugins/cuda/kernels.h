@@ -1,4 +1,4 @@
-// Kernels of the package on the current device: which image, loaded once, launched by name.
+// The kernels of the package on the current device: chosen for the device, loaded once, launched by name.
 #pragma once
 
 #include <functional>
@@ -10,32 +10,35 @@
 
 namespace sharp::cuda {
 
+// The numbers of blocks of a launch; at most 2^31 - 1 along x, and 65535 along y and z.
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
 };
 
-// Adds the kernels of a folder. Throws Error.
+// Adds the kernels of a folder to those that are built in, for the rest of the process. Throws Error, and then adds
+// nothing, if the folder cannot be read, is damaged, or was written by another version of Sharp.
 void add_kernels(const std::string& folder);
 
-// Hears of the kernels that were added.
+// Calls `consider` for each image that add_kernels added.
 void for_each_added(const std::function<void(const KernelImage&)>& consider);
 
-// The image of `kernel` for a GPU: of the same major version the newest that it can run, else PTX, else null.
+// Returns the image of `kernel` for a GPU of this compute capability (90 is 9.0): the newest of its major version that
+// it can run, else PTX, else null.
 const KernelImage* choose_image(const std::string& kernel, int capability);
 
-// The kernel's tiles on the current device. Throws Error.
+// Returns the kernel's tile on the current device, and loads the kernel. Throws Error if the library lacks the kernel.
 Tile tile_of(const std::string& kernel);
 
-// Multiprocessors of the current device. Throws Error.
+// Returns the number of multiprocessors of the current device. Throws Error.
 int64_t multiprocessors();
 
-// Compute capability of the current device: 90 is 9.0. Throws Error.
+// Returns the compute capability of the current device; 90 is 9.0. Throws Error.
 int compute_capability();
 
 // Loads the code of `kernel` into the current context. Throws Error.
 void load_kernel(const std::string& kernel);
 
-// Throws Error; an empty grid does nothing.
+// Launches `kernel` on `stream`, and loads the kernel first if needed; an empty grid does nothing. Throws Error.
 void launch_kernel(const std::string& kernel, Grid grid, const Arguments& arguments, CUstream stream);
 
 }  // namespace sharp::cuda

@@ -1,78 +1,73 @@
 """`libsharp_cuda.so` from Python: its C structures, for tests and benchmarks that launch without a runtime."""
 
+from collections.abc import Mapping
 from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
+from typing import Any
 
-from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.core.errors import SharpError
+from sharp.plugins.op.attributes import ATTRIBUTE_DEFAULTS
+from sharp.plugins.op.c_layout import attribute_fields, call_fields
+from sharp.plugins.op.definition import ATTENTION, MOST_COEFFICIENTS, NORMALIZERS, PAGED_ATTENTION
+from sharp.plugins.op.definition import TYPES as TYPES
 
-TYPES = ("float32", "float16", "bfloat16", "int8", "fp8")
-MOST_TEMPERATURE_TERMS = 8
+_KINDS: dict[str, type] = {
+    "enum": c_int,
+    "int32": c_int32,
+    "int64": c_int64,
+    "float": c_float,
+    "floats": c_float * MOST_COEFFICIENTS,
+    "pointer": c_void_p,
+}
 
 
-class Attributes(Structure):
-    """SharpAttributes of sharp_cuda.h."""
+class AttributesStruct(Structure):
+    """SharpAttributes of sharp_op.h in ctypes."""
 
-    _fields_ = (
-        ("normalizer", c_int),
-        ("scale", c_float),
-        ("alpha", c_float),
-        ("temperature_coefficients", c_float * MOST_TEMPERATURE_TERMS),
-        ("temperature_terms", c_int32),
-        ("entropy_threshold", c_float),
-        ("softcap", c_float),
-        ("window", c_int32),
-        ("causal", c_int32),
-        ("stats_columns", c_int32),
-    )
+    _fields_ = tuple((field.name, _KINDS[field.kind]) for field in attribute_fields())
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "AttributesStruct":
+        """Return the attributes in `values`, by name, unchecked; attributes left out have their defaults.
+
+        `normalizer` and `scale` must be given, the former as a name of Sharp's. None stands for the default.
+        """
+        given = {**ATTRIBUTE_DEFAULTS, **{name: value for name, value in values.items() if value is not None}}
+        made = cls()
+        for field in attribute_fields():
+            if field.name == "normalizer":
+                made.normalizer = normalizer_number(given["normalizer"])
+            elif field.kind == "floats":
+                made.temperature_coefficients = tuple(given[field.name])
+                made.temperature_terms = len(given[field.name])
+            elif field.name in given:
+                setattr(made, field.name, given[field.name])
+        return made
+
+
+_KINDS["attributes"] = AttributesStruct
 
 
 class Problem(Structure):
-    """SharpPagedAttention of sharp_cuda.h; pointers are addresses of device memory."""
+    """SharpPagedAttention of sharp_op.h in ctypes: one call of PagedAttention.
 
-    _fields_ = (
-        ("attributes", Attributes),
-        *(
-            (name, c_int64)
-            for name in ("tokens", "q_heads", "kv_heads", "head_dim", "value_dim", "blocks", "block_size", "sequences")
-        ),
-        ("max_blocks", c_int64),
-        ("multiprocessors", c_int64),
-        ("type", c_int),
-        ("cache_type", c_int),
-        *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache")),
-        *((name, c_void_p) for name in ("key_scale", "value_scale", "key_screen", "key_shift")),
-        *((name, c_void_p) for name in ("slot_mapping", "block_table", "query_start", "context_lens", "head_params")),
-        ("head_params_width", c_int64),
-        ("alibi", c_int32),
-        ("screened", c_int32),
-        *((name, c_void_p) for name in ("alibi_slopes", "collect_stats", "output", "stats")),
-    )
+    Pointers are addresses of device memory, None if absent. Fields that are left out are 0.
+    """
+
+    _fields_ = tuple((field.name, _KINDS[field.kind]) for field in call_fields(PAGED_ATTENTION))
 
 
 class AttentionProblem(Structure):
-    """SharpAttention of sharp_cuda.h; pointers are addresses of device memory."""
+    """SharpAttention of sharp_op.h in ctypes: one call of SharpAttention.
 
-    _fields_ = (
-        ("attributes", Attributes),
-        *((name, c_int64) for name in ("batch", "q_heads", "kv_heads", "queries", "new_keys", "head_dim", "value_dim")),
-        ("capacity", c_int64),
-        ("multiprocessors", c_int64),
-        ("has_past", c_int32),
-        ("shared", c_int32),
-        ("has_presents", c_int32),
-        ("type", c_int),
-        *((name, c_void_p) for name in ("query", "key", "value", "past_key", "past_value", "past_lens", "total_lens")),
-        ("head_params", c_void_p),
-        ("head_params_width", c_int64),
-        ("alibi", c_int32),
-        *((name, c_void_p) for name in ("alibi_slopes", "collect_stats", "output", "present_key", "present_value")),
-        ("stats", c_void_p),
-    )
+    Pointers are addresses of device memory, None if absent. Fields that are left out are 0.
+    """
+
+    _fields_ = tuple((field.name, _KINDS[field.kind]) for field in call_fields(ATTENTION))
 
 
-class Sampling(Structure):
-    """SharpSampling of sharp_cuda.h; pointers are addresses of memory that the device reads and writes."""
+class SamplingStruct(Structure):
+    """SharpSampling of sharp_cuda.h in ctypes; pointers are addresses of memory that the device reads and writes."""
 
     _fields_ = (
         ("rows", c_int64),
@@ -83,15 +78,21 @@ class Sampling(Structure):
 
 
 def normalizer_number(name: str) -> int:
-    """SharpNormalizer's value."""
-    return NORMALIZERS.index(name)
+    """Return the value of the C enum SharpNormalizer for the name of one of Sharp's normalizers.
+
+    Raises:
+        StopIteration: there is no such normalizer.
+    """
+    return next(normalizer.code for normalizer in NORMALIZERS if normalizer.name == name)
 
 
 class Library:
-    """The library's functions.
+    """The functions of `libsharp_cuda.so`, called in the current CUDA context (`Driver.context`).
+
+    Every method that calls the library raises SharpError with the library's message if the call failed.
 
     Raises:
-        SharpError: it cannot be loaded, or a call failed; the message is the library's.
+        SharpError: the library at `path` cannot be loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,10 +107,14 @@ class Library:
         self._library.sharp_cuda_attention_workspace_bytes.argtypes = (POINTER(AttentionProblem), POINTER(c_size_t))
         self._library.sharp_cuda_prepare_attention.argtypes = (POINTER(AttentionProblem),)
         self._library.sharp_cuda_attention.argtypes = (POINTER(AttentionProblem), c_void_p, c_void_p)
-        self._library.sharp_cuda_sample.argtypes = (POINTER(Sampling), c_void_p)
+        self._library.sharp_cuda_sample.argtypes = (POINTER(SamplingStruct), c_void_p)
 
     def workspace_bytes(self, problem: Problem | AttentionProblem) -> int:
-        """Device memory that calls up to this size need."""
+        """Return the number of bytes of device memory that a call of this size, or any smaller one, needs.
+
+        Raises:
+            SharpError: the call is not valid, or the library lacks a kernel.
+        """
         size = c_size_t()
         paged = isinstance(problem, Problem)
         ask = self._library.sharp_cuda_workspace_bytes if paged else self._library.sharp_cuda_attention_workspace_bytes
@@ -117,33 +122,61 @@ class Library:
         return size.value
 
     def add_kernels(self, folder: Path) -> None:
-        """Add the kernels of a folder that `write_package` wrote."""
+        """Add the kernels of a folder that `write_package` wrote; they are read at once, so the folder may then go.
+
+        Raises:
+            SharpError: the folder is damaged, or of another version of Sharp.
+        """
         self._check(self._library.sharp_cuda_add_kernels(str(folder).encode()))
 
     def has_kernel(self, name: str, capability: int) -> bool:
-        """Whether there is code of a kernel for a compute capability (90 is 9.0)."""
+        """Return whether the library has machine code or PTX of the kernel `name` for a capability (90 is 9.0)."""
         return int(self._library.sharp_cuda_find_kernel(name.encode(), capability)) == 0
 
     def prepare(self, problem: Problem | AttentionProblem) -> None:
-        """Load the code that such a call launches."""
+        """Load the kernels that such a call launches, so that the call itself need not, for example in a CUDA graph.
+
+        Raises:
+            SharpError: the library lacks a kernel, or the driver cannot load it.
+        """
         paged = isinstance(problem, Problem)
         load = self._library.sharp_cuda_prepare if paged else self._library.sharp_cuda_prepare_attention
         self._check(load(byref(problem)))
 
     def prepare_sampling(self) -> None:
-        """Load the code that samples."""
+        """Load the kernel that samples tokens.
+
+        Raises:
+            SharpError: the library lacks the kernel, or the driver cannot load it.
+        """
         self._check(self._library.sharp_cuda_prepare_sampling())
 
-    def sample(self, sampling: Sampling, stream: int) -> None:
-        """Put a call on a stream."""
+    def sample(self, sampling: SamplingStruct, stream: int) -> None:
+        """Enqueue a sampling call on a stream (its address; 0: the default stream).
+
+        Raises:
+            SharpError: the launch failed.
+        """
         self._check(self._library.sharp_cuda_sample(byref(sampling), stream))
 
     def attention(self, problem: AttentionProblem, workspace: int, stream: int) -> None:
-        """As `paged_attention`, for the op over contiguous keys."""
+        """Enqueue a call of SharpAttention on a stream (its address; 0: the default stream).
+
+        `workspace` is the address of device memory of at least `workspace_bytes`.
+
+        Raises:
+            SharpError: the call is not valid, the library lacks a kernel, or a launch failed.
+        """
         self._check(self._library.sharp_cuda_attention(byref(problem), workspace, stream))
 
     def paged_attention(self, problem: Problem, workspace: int, stream: int) -> None:
-        """Put the call on a stream; `workspace` is an address of device memory."""
+        """Enqueue a call of PagedAttention on a stream (its address; 0: the default stream).
+
+        `workspace` is the address of device memory of at least `workspace_bytes`.
+
+        Raises:
+            SharpError: the call is not valid, the library lacks a kernel, or a launch failed.
+        """
         self._check(self._library.sharp_cuda_paged_attention(byref(problem), workspace, stream))
 
     def _check(self, status: int) -> None:

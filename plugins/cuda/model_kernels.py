@@ -1,14 +1,14 @@
-"""The kernels that an exported model needs, as its graph says."""
+"""The kernels that an exported model needs, read from its graph."""
 
 from pathlib import Path
 
 import onnx
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import Manifest, read_manifest
 from sharp.plugins.cuda.kernel_set import BLOCK_SIZE
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, read_manifest
-from sharp.plugins.ops import schema
-from sharp.plugins.ops.attributes import SCALED_CACHES
+from sharp.plugins.op import schema
+from sharp.plugins.op.attributes import SCALED_CACHES
 from sharp.plugins.triton.options import Options, power_name
 
 _SCREEN = schema.PAGED_ATTENTION.all_input_names.index("key_screen")
@@ -16,11 +16,12 @@ _OPS = {op.name: op.input_names.index("alibi_slopes") for op in schema.OPS}
 
 
 def options_of_model(folder: Path) -> list[Options]:
-    """The options of every call that the model of an exported folder makes.
+    """Return the options of the calls that the model of an exported folder makes, each once, in the graph's order.
 
     Raises:
-        NotFoundError: it is no model folder.
-        InputError: the folder is not valid, or its attention is not an op of Sharp.
+        NotFoundError: the folder is not a model folder.
+        InputError: the folder is not valid, its attention is not an op of Sharp, its block size is no power of two, or
+            a node has no normalizer.
     """
     manifest = read_manifest(folder)
     graph = onnx.load(folder / manifest.model_file, load_external_data=False).graph
@@ -39,15 +40,17 @@ def options_of_model(folder: Path) -> list[Options]:
 
 
 def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
-    attributes = schema.ATTRIBUTE_DEFAULTS | {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    attributes = schema.ATTRIBUTE_DEFAULTS | {
+        given.name: onnx.helper.get_attribute_value(given) for given in node.attribute
+    }
     normalizer, alpha, softcap = (attributes.get(name) for name in ("normalizer", "alpha", "softcap"))
     if normalizer is None:
         raise InputError(f"node {node.name} has no attribute normalizer; export the model again")
     assert isinstance(normalizer, bytes) and isinstance(alpha, float) and isinstance(softcap, float)
     paged = node.op_type == schema.PAGED_ATTENTION.name
     slopes = node.input[place] if len(node.input) > (place := _OPS[node.op_type]) else ""
-    # As exported: SharpAttention computes in float32, and so does PagedAttention over a cache of another type that has
-    # no scales.
+    # In exported models SharpAttention computes in float32, and so does PagedAttention over a cache without scales
+    # whose type differs from the model's.
     dtype = manifest.dtype if paged and manifest.cache.dtype in (manifest.dtype, *SCALED_CACHES) else "float32"
     return Options(
         normalizer.decode(),

@@ -1,4 +1,4 @@
-"""The kernels of one model in a folder: compiled by `sharp build` or at the first start, and read by the library."""
+"""The folder with the kernels of one model: written by `sharp build` or at the first start, and read by the library."""
 
 import logging
 import os
@@ -6,41 +6,52 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from sharp.core.errors import InputError, SharpError
 from sharp.plugins import library_path
 from sharp.plugins.cuda.device import find_device
 from sharp.plugins.cuda.library import Library
-from sharp.plugins.errors import InputError, SharpError
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "kernels"  # in a model folder
-NEEDED = ("triton", "onnx")  # what compiling takes, and a server need not have
+FOLDER = "kernels"  # the name of the folder inside a model folder
+NEEDED = ("triton", "onnx")  # packages that compiling needs, and that a server may lack
 
 
-def compile_kernels(model: Path, folder: Path, capability: int, jobs: int | None = None) -> tuple[int, int]:
-    """Compile the kernels that a model folder needs, in parallel and with progress; their number, and size in bytes.
+def compile_kernels(model: Path, folder: Path, capability: int) -> tuple[int, int]:
+    """Compile the kernels that a model folder needs, in parallel; return their number, and their size in bytes.
+
+    The package is written into `folder`, which is made if it does not exist. Compiled kernels are also kept in
+    `cache_folder`.
+
+    Args:
+        model: the model folder.
+        folder: the folder of the package.
+        capability: the GPU's compute capability (90 is 9.0), one of `CAPABILITIES`.
 
     Raises:
-        InputError: it is no model folder, or needs no kernels.
-        SharpError: Triton refused one.
+        NotFoundError: `model` is not a model folder.
+        InputError: the model folder is not valid or needs no kernels, or a kernel needs too much shared memory.
+        SharpError: Triton refused a kernel.
     """
-    from sharp.plugins.build_kernels import compile_with_progress
+    from sharp.plugins.cuda.build_kernels import compile_with_progress
     from sharp.plugins.cuda.kernel_set import kernels_for, plan_constants
     from sharp.plugins.cuda.model_kernels import options_of_model
     from sharp.plugins.cuda.package import write_package
 
     work = [(kernel, capability) for kernel in kernels_for(options_of_model(model), capability)]
-    images = compile_with_progress(work, cache_folder() / "triton", jobs or len(os.sched_getaffinity(0)))
+    images = compile_with_progress(work, cache_folder() / "triton", len(os.sched_getaffinity(0)))
     return len(images), write_package(images, plan_constants(), folder)
 
 
 def add_kernels(model: Path, capability: int) -> None:
-    """Give the library the kernels of a model that it lacks: those in the model folder, else newly compiled ones.
+    """Add to the library the kernels of a model that it lacks: from the model folder, or else newly compiled.
 
-    Without Triton, or a folder of kernels, nothing happens: the library itself names the first kernel that is missing.
+    Without Triton or the package onnx, and for a compute capability that is not in `CAPABILITIES`, nothing is compiled;
+    a call of the library then names the first missing kernel.
 
     Raises:
-        SharpError: the folder of kernels is damaged or of another version, or Triton refused a kernel.
+        SharpError: the library is not built, the folder of kernels is damaged or of another version, the model folder
+            cannot be used, or Triton refused a kernel.
     """
     library = Library(Path(library_path("cuda")))
     if (model / FOLDER).is_dir():
@@ -59,16 +70,17 @@ def add_kernels(model: Path, capability: int) -> None:
         return
     counts = len(missing), len(needed)
     logger.warning("%d of the model's %d kernels are not built in; Triton compiles what its cache lacks", *counts)
-    with TemporaryDirectory(prefix="sharp-kernels-") as folder:  # the library reads it at once
+    # The library reads the folder at once, so it may be temporary.
+    with TemporaryDirectory(prefix="sharp-kernels-") as folder:
         compile_kernels(model, Path(folder), capability)
         library.add_kernels(Path(folder))
 
 
 def add_kernels_for_gpu(model: Path, gpu: int = 0) -> None:
-    """`add_kernels` for the GPU of this number.
+    """Add to the library the kernels of a model that it lacks for the GPU with this number; see `add_kernels`.
 
     Raises:
-        InputError: they are missing, and cannot be made here.
+        InputError: there is no such GPU, the library is not built, or kernels are missing and cannot be compiled here.
     """
     try:
         add_kernels(model, find_device(gpu).compute_capability)
@@ -77,6 +89,9 @@ def add_kernels_for_gpu(model: Path, gpu: int = 0) -> None:
 
 
 def cache_folder() -> Path:
-    """Where Triton keeps what it has compiled, by a hash of source, options and its version."""
+    """Return the folder in which compiled kernels are kept, by a hash of source, options and Triton's version.
+
+    The folder need not exist. It is sharp/kernels in XDG_CACHE_HOME, or in ~/.cache.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sharp" / "kernels"

@@ -1,4 +1,4 @@
-"""Compiled kernels as the source of `libsharp_cuda.so`: one file of images, a C++ table and a manifest for people."""
+"""The package of compiled kernels for `libsharp_cuda.so`: a file of images, a C++ table, an index and a manifest."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 from sharp.plugins.cuda.compiler import Image
 
 IMAGES_FILE, TABLE_FILE, MANIFEST_FILE = "kernels.bin", "kernels.cc", "kernels.json"
-INDEX_FILE = "kernels.tsv"  # what the library reads of kernels that are not built in (added_kernels.cc)
-ALIGNMENT = 64  # bytes, of every image
+INDEX_FILE = "kernels.tsv"  # read by the library for kernels that are not built in (added_kernels.cc)
+ALIGNMENT = 64  # bytes, for every image
 
 _TABLE = """\
 // Written by build_kernels.py: do not edit. The images lie in {images}, which the assembler includes.
@@ -35,9 +35,10 @@ const size_t kKernelImageCount = sizeof(kKernelImages) / sizeof(kKernelImages[0]
 
 
 def write_package(images: Sequence[Image], constants: Mapping[str, int], folder: Path) -> int:
-    """Write the four files into `folder`; returns the size of all images in bytes.
+    """Write the four files of the package into `folder`, which is made if needed; return the size of all images.
 
-    `constants` are what launches are planned with (`kernel_table.h`).
+    The size is in bytes, with the images' alignment. `constants` are the constants of the planner of launches by their
+    C++ names (`kernel_set.plan_constants`). The C++ table names the images' file by its absolute path.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content = bytearray()

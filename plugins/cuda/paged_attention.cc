@@ -1,4 +1,4 @@
-// PagedAttention's functions of sharp_cuda.h.
+// The functions of PagedAttention in sharp_cuda.h.
 #include <algorithm>
 #include <utility>
 
@@ -8,41 +8,40 @@ using namespace sharp::cuda;
 
 SHARP_EXPORT int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, size_t* bytes) {
   return status_of([&] {
-    check_sizes(*problem);
+    check_call(*problem);
     const Call call{*problem};
     Buffers buffers(nullptr);
-    const Plan planned = plan(call);
-    Scratch(buffers, call, planned, planned.most_split);
+    Scratch(buffers, plan(call).largest);
     *bytes = buffers.bytes();
   });
 }
 
 SHARP_EXPORT int sharp_cuda_prepare(const SharpPagedAttention* problem) {
   return status_of([&] {
-    check_sizes(*problem);
+    check_call(*problem);
     Call call{*problem};
     const int64_t sequences = std::max<int64_t>(1, problem->sequences);
-    // Decoding alone, beside a prompt, and a prompt so short that its keys may be split, or so long that they are not.
+    // Prepare decoding alone, decoding beside a prompt, a prompt short enough to split its keys, and a long prompt.
     for (const auto& [some, tokens] : {std::pair{sequences, sequences},
                                        {sequences, sequences + kSomePrompt},
                                        {int64_t{1}, kMostTokens + 1},
                                        {int64_t{1}, kLongPrompt}}) {
       call.problem.sequences = some;
       call.problem.tokens = tokens;
-      for (const Launch& launch : plan(call).launches) load_kernel(launch.kernel);
+      load_kernels(call);
     }
   });
 }
 
 SHARP_EXPORT int sharp_cuda_paged_attention(const SharpPagedAttention* problem, void* workspace, SharpStream stream) {
   return status_of([&] {
-    check_sizes(*problem);
+    check_call(*problem);
     if (problem->tokens == 0) return;
     require(workspace != nullptr, "the workspace is null");
     const Call call{*problem};
-    const Plan planned = plan(call);
+    const SharpPlan planned = plan(call);
     Buffers buffers(workspace);
-    const Scratch scratch(buffers, call, planned, split_rows(call, planned));
+    const Scratch scratch(buffers, planned.scratch);
     launch(call, planned, scratch, stream);
   });
 }

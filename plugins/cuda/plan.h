@@ -1,68 +1,48 @@
-// Which kernels a call launches, with what grid and scratch memory: plugins/triton/variants.py in C++. A test compares
-// the two.
+// A call of the GPU kernels: its plan, its workspace and its launches.
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "kernels.h"
+#include "launch_plan.h"
 #include "sharp_cuda.h"
 
 namespace sharp::cuda {
 
-constexpr int64_t kSomePrompt = 64;       // tokens; more than decoding takes of any sequence
-constexpr int64_t kLongPrompt = 1 << 20;  // so many that its keys are never split
-constexpr size_t kAlignment = 256;        // bytes, of the buffers in a workspace
+constexpr int64_t kSomePrompt = 64;       // tokens; more than decoding takes from any sequence
+constexpr int64_t kLongPrompt = 1 << 20;  // tokens; so many that the keys are never split
+constexpr size_t kAlignment = 256;        // bytes, for every buffer in a workspace
 
-// A call of either op. Attention's batch is sequences of equally many tokens, and its keys lie one behind the other in
-// key_cache and value_cache; query_start, context_lens and block_table are then scratch memory that a kernel fills.
+// A call of either op. A batch of SharpAttention is a set of sequences with equally many tokens, whose keys are
+// contiguous in key_cache and value_cache; query_start, context_lens and block_table are then scratch memory that a
+// kernel fills.
 struct Call {
   SharpPagedAttention problem;
   bool contiguous = false;
-  // Of contiguous calls only:
-  int64_t slots = 0;  // of a head, for keys
+  // The following fields are for contiguous calls only.
+  int64_t slots = 0;  // places for keys per head
   int64_t new_keys = 0;
-  int64_t past = 0;                     // keys before this call; -1: see past_lens
+  int64_t past = 0;                     // keys before this call; -1: past_lens has the numbers
   bool stored = false;                  // whether new keys must be written to the slots
   const int32_t* past_lens = nullptr;   // null unless `past` is -1
   const int32_t* total_lens = nullptr;  // null: all keys count
 
-  // A block for every 16 slots, in which scratch memory for logits is counted.
+  // Scratch memory for logits is counted in blocks of 16 slots.
   static constexpr int64_t kBlockSize = 16;
 };
 
-struct Launch {
-  std::string kernel;
-  Grid grid;
-  int64_t stage = 0;  // which of a split prompt's passes it is
-};
+// Plans a call for the current device, or for the number of multiprocessors that the call names. The kernels whose
+// tiles determine the plan are loaded. Throws Error.
+SharpPlan plan(const Call& call);
 
-// The rows of all items, or all rows times parts, in the scratch memory of sums and of outputs.
-struct SplitRows {
-  int64_t outputs, sums;
-};
+// Returns the name of a function compiled for a call, composed as in plugins/cuda/kernel_set.py.
+std::string kernel_name(const Call& call, const std::string& function);
 
-struct Plan {
-  int64_t units;         // what decoding takes together: sequences, or tokens where most_tokens is 0
-  int64_t workers;       // programs that their keys are split over, for each tile of heads
-  int64_t items;         // most splits of the keys of all units
-  int64_t parts;         // of the keys of a prompt's tiles
-  int64_t most_tokens;   // of a sequence that decoding takes; 0: it takes tokens, of whatever sequence
-  int64_t most_rows;     // of scratch memory, of this call and of any smaller one
-  SplitRows most_split;  // of this call and of any smaller one
-  int64_t sets_of_sums;  // that a split prompt has
-  int64_t most_planned;  // numbers of the plan of a decode step; also of any smaller call
-  int64_t listed;        // numbers of tiles that entmax keeps
-  std::vector<Launch> launches;
-};
+// Loads every kernel that a call launches. Throws Error.
+void load_kernels(const Call& call);
 
-// Throws Error.
-Plan plan(const Call& call);
-
-// Of this very call.
-SplitRows split_rows(const Call& call, const Plan& plan);
-
-// Buffers one behind the other; `base` may be null to learn the size.
+// Buffers behind each other in one allocation; a null `base` only computes the size. `take` returns room for `count`
+// elements of `size` bytes, at a multiple of kAlignment from `base`, or null.
 class Buffers {
  public:
   explicit Buffers(void* base) : base_(static_cast<char*>(base)) {}
@@ -78,26 +58,28 @@ class Buffers {
   size_t bytes_ = 0;
 };
 
-// What every call needs of a workspace.
+// The part of the workspace that every call needs.
 struct Scratch {
-  Scratch(Buffers& buffers, const Call& call, const Plan& plan, SplitRows rows);
+  Scratch(Buffers& buffers, const SharpScratch& sizes);
 
-  void* never;  // one byte: collect_stats where there is none
+  void* never;  // one byte of 0, for an absent collect_stats
   void *plan, *sums, *outputs, *logits, *solution, *tiles;
 };
 
 // Throws Error with `what` unless `holds`.
 void require(bool holds, const char* what);
 
-// Throws Error.
-void check_sizes(const SharpPagedAttention& problem);
+// Throws InputError or Error unless the kernels can compute a call with these attributes and sizes.
+void check_call(const SharpPagedAttention& problem);
 
-// Puts the work on the stream. Throws Error.
-void launch(const Call& call, const Plan& plan, const Scratch& scratch, SharpStream stream);
+// Enqueues the launches of a call on the stream. Throws Error, also for a buffer that is null but needed, or that does
+// not lie at a multiple of 16 bytes.
+void launch(const Call& call, const SharpPlan& plan, const Scratch& scratch, SharpStream stream);
 
-// Why this thread's last call failed.
+// The error message of this thread's last failed call.
 std::string& last_error();
 
+// Runs `work`. Returns 0, or 1 if it throws, with the exception's message in last_error().
 template <typename Work>
 int status_of(const Work& work) {
   try {

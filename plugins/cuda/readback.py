@@ -1,4 +1,4 @@
-"""`Readback`: rows of a tensor on a GPU in page-locked memory of the host, which the GPU writes without a detour."""
+"""`Readback`: rows of a tensor on a GPU, copied into page-locked memory of the host, which the GPU writes directly."""
 
 import ctypes
 import logging
@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.core.errors import SharpError
 from sharp.plugins.cuda.device import Driver
-from sharp.plugins.errors import SharpError
 
 logger = logging.getLogger(__name__)
 
@@ -19,32 +19,41 @@ FLOAT_BYTES = 4
 
 
 class Readback:
-    """Memory for rows of float32, kept from step to step."""
+    """Host memory for rows of float32 that is kept from step to step, page-locked if the system has such memory.
+
+    Raises:
+        SharpError: there is no driver, or no such GPU.
+    """
 
     def __init__(self, columns: int, number: int) -> None:
-        """For rows of so many numbers, of the GPU of that number."""
+        """Prepare for rows of `columns` numbers, from the GPU with this number."""
         self._columns = columns
         self._driver = Driver(number)
         self._memory = np.empty((0, columns), np.float32)
 
     def rows(self, count: int) -> NDArray[np.float32]:
-        """Memory for so many rows, float32 [rows, columns]; what it held before is void."""
+        """Return memory for `count` rows, float32 [count, columns], with any content.
+
+        The next call of `rows` or `copy` returns the same memory again.
+        """
         if len(self._memory) < count:
             self._memory = _memory(self._driver, count, self._columns)
         return self._memory[:count]
 
     def forget(self) -> None:
-        """Give the memory back."""
+        """Release the memory, as soon as no array that was returned refers to it; it is allocated anew when needed."""
         self._memory = self._memory[:0].copy()
 
     def copy(self, address: int, indices: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Rows of a tensor at an address of the GPU, those of `indices` and no others; neighbours take one copy.
+        """Return the rows `indices` [n] of a float32 tensor at an address of the GPU, as float32 [n, columns].
+
+        A run of neighbouring rows is one copy. The next call of `rows` or `copy` overwrites the result.
 
         Raises:
-            SharpError: the driver refused it.
+            SharpError: the driver refused a copy.
         """
         found = self.rows(len(indices))
-        starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)  # of runs of neighbours, a copy each
+        starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)  # starts of runs of neighbouring rows, one copy each
         with self._driver.context() as call:
             for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(indices)], strict=True):
                 source = address + int(indices[start]) * self._columns * FLOAT_BYTES
@@ -54,7 +63,7 @@ class Readback:
 
 
 def _memory(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
-    """Page-locked memory, or where the system has none other memory: copies are slower then, and the same."""
+    """Return page-locked memory, or ordinary memory if the system has none; copies into ordinary memory are slower."""
     try:
         return page_locked(driver, rows, columns)
     except SharpError as error:
@@ -63,10 +72,12 @@ def _memory(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
 
 
 def page_locked(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
-    """Page-locked memory, float32 [rows, columns]; a GPU reads and writes it at the same address.
+    """Return page-locked memory, float32 [rows, columns], which a GPU reads and writes at the same address.
+
+    The content is undefined. The memory is freed when no array refers to it any more.
 
     Raises:
-        SharpError: the system has none.
+        SharpError: the system has no page-locked memory left.
     """
     address, size = ctypes.c_void_p(), rows * columns * FLOAT_BYTES
     with driver.context() as call:
@@ -75,9 +86,12 @@ def page_locked(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
 
 
 def as_array(address: int, rows: int, columns: int, free: Callable[[int], object]) -> NDArray[np.float32]:
-    """Memory at an address as float32 [rows, columns], which gives it to `free` when nobody has it any more."""
+    """Return the memory at an address as float32 [rows, columns].
+
+    `free` is called with the address when no array refers to the memory any more, but not at the interpreter's exit.
+    """
     memory = (ctypes.c_float * (rows * columns)).from_address(address)
-    weakref.finalize(memory, free, address).atexit = False  # the driver may be gone then
+    weakref.finalize(memory, free, address).atexit = False  # at exit the driver may be gone
     return np.ctypeslib.as_array(memory).reshape(rows, columns)
 
 

@@ -1,4 +1,4 @@
-"""`DeviceSampler`: tokens from logits on a GPU, by the kernel of `sharp.plugins.triton.sampling`."""
+"""`DeviceSampler`: tokens sampled from logits on a GPU, with the kernel of `sharp.plugins.triton.sampling`."""
 
 import ctypes
 import logging
@@ -9,35 +9,35 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.core.errors import SharpError
 from sharp.plugins import library_path
+from sharp.plugins.cpu.sampling import CHANGE, MOST_CHANGES, Changes
 from sharp.plugins.cuda.device import Driver, find_device
-from sharp.plugins.cuda.library import Library, Sampling
+from sharp.plugins.cuda.library import Library, SamplingStruct
 from sharp.plugins.cuda.readback import FLOAT_BYTES, page_locked
-from sharp.plugins.errors import SharpError
-from sharp.plugins.sampling import CHANGE, MOST_CHANGES, Changes
 
 logger = logging.getLogger(__name__)
 
 KERNEL = "sample_rows"
-PARAMETERS = 5  # of a row
+PARAMETERS = 5  # numbers per row
 CANDIDATES = 4096  # SHARP_SAMPLING_CANDIDATES
-# Numbers of 4 bytes in page-locked memory, of a row: parameters, index, two starts and token; and after the starts.
+# The number of 4-byte words per row in page-locked memory: parameters, index, two starts and token.
 PARAMETER_WORDS, INDEX_WORDS, START_WORDS, TOKEN_WORDS = 2 * PARAMETERS, 2, 2, 2
-END_WORDS = 4  # one is the end of the last part; the others are there so that all begin at 16 bytes
-FEWEST_ROWS = 64  # even, for the same reason
+END_WORDS = 4  # after the starts: the end of the last part, and padding to 16 bytes for what follows
+FEWEST_ROWS = 64  # even, so that every part begins at a multiple of 16 bytes
 DEFAULT_STREAM = 0
 
 
 class DeviceSampler:
-    """Samples on a stream of the GPU and waits for the tokens.
+    """A sampler on a stream of the GPU, which waits for the tokens.
 
-    What the kernel is told, 56 bytes a row and 16 a change, is copied to the GPU: every thread reads it, and through
-    the bus that would be thousands of reads. The tokens it writes into page-locked memory of the host itself. ONNX
-    Runtime has waited for its own stream when a run returns, so the default stream does after it.
+    The inputs of the kernel, 56 bytes per row and 16 per change, are copied to the GPU: every thread reads them, which
+    would be thousands of reads over the bus. The kernel writes the tokens directly into page-locked memory of the host.
+    ONNX Runtime has waited for its own stream when a run returns, so the default stream can be used after it.
     """
 
     def __init__(self, library: Library, vocab: int, number: int, stream: int = DEFAULT_STREAM) -> None:
-        """For logits of so many tokens, on the GPU of this number.
+        """Prepare for logits of `vocab` tokens, on the GPU with this number.
 
         Raises:
             SharpError: the kernel cannot be loaded, or there is no page-locked memory.
@@ -46,7 +46,7 @@ class DeviceSampler:
         self._driver = Driver(number)
         self._vocab = vocab
         self._stream = stream
-        self._rows = 0  # for which there is memory
+        self._rows = 0  # the number of rows that the memory has room for
         self._logits, self._logits_rows = _DeviceMemory(self._driver, 0), 0
         with self._driver.context():
             library.prepare_sampling()
@@ -56,9 +56,15 @@ class DeviceSampler:
         self._reserve(FEWEST_ROWS)
 
     def logits(self, rows: int) -> int:
-        """The address of memory of the GPU for so many rows of logits, kept from step to step."""
+        """Return the address of GPU memory for `rows` rows of logits, float32 [rows, vocab].
+
+        The memory is kept from step to step. A call for more rows than before frees it, with its content.
+
+        Raises:
+            SharpError: the GPU has too little memory.
+        """
         if rows > self._logits_rows:
-            self._logits = _DeviceMemory(self._driver, 0)  # what was there goes first
+            self._logits = _DeviceMemory(self._driver, 0)  # free the old memory first
             self._logits = _DeviceMemory(self._driver, rows * self._vocab * FLOAT_BYTES)
             self._logits_rows = rows
         return self._logits.address
@@ -70,19 +76,29 @@ class DeviceSampler:
         samplings: NDArray[np.float64],
         changes: Changes | None = None,
     ) -> NDArray[np.int64]:
-        """As `sharp.plugins.sampling.sample`, of the rows `indices` of logits at an address of the GPU.
+        """Sample a token from each of the rows `indices` of logits at an address of the GPU, and wait for the tokens.
 
-        At most MOST_CHANGES `changes` are made in these logits; a row that has some may be among `indices` once.
+        The kernel changes the logits in place by `changes`, so a row with changes may occur in `indices` only once.
+
+        Args:
+            logits: the address of float32 [any, vocab].
+            indices: [rows].
+            samplings: [rows, 5]: sharpness, top_k, top_p, min_p and a random number in [0, 1), as for
+                `sharp.plugins.cpu.sampling.sample`.
+            changes: the changes of all rows, in the order of `indices`; at most MOST_CHANGES entries.
+
+        Returns:
+            int64 [rows]; NO_TOKEN (-1) for a row whose highest logit is not finite.
 
         Raises:
-            SharpError: the launch or the GPU failed.
+            SharpError: the launch or the GPU failed, or there is too little memory.
         """
         rows = len(samplings)
         if rows > self._rows:
             self._reserve(rows)
         self._samplings[:rows], self._indices[:rows] = samplings, indices
         self._starts[: 2 * rows + 1] = 0 if changes is None else changes.starts
-        given = Sampling(
+        given = SamplingStruct(
             rows=rows,
             vocab=self._vocab,
             logits=logits,
@@ -101,7 +117,7 @@ class DeviceSampler:
                 self._copy(call, self._told_changes, self._changes.ctypes.data, count * CHANGE.itemsize)
             self._library.sample(given, self._stream)
             call("cuStreamSynchronize", ctypes.c_void_p(self._stream))
-        return self._sampled[:rows].copy()  # the next step writes over it
+        return self._sampled[:rows].copy()  # the next step overwrites the memory
 
     def _copy(self, call: Callable[..., None], to: "_DeviceMemory", address: int, size: int) -> None:
         given = ctypes.c_uint64(to.address), ctypes.c_void_p(address), ctypes.c_size_t(size)
@@ -125,7 +141,10 @@ class DeviceSampler:
 
 
 class _DeviceMemory:
-    """Bytes of the GPU, given back when nobody has them any more."""
+    """An allocation of `size` bytes of GPU memory at `address`, freed when this object is garbage-collected.
+
+    With a size of 0 nothing is allocated and the address is 0.
+    """
 
     def __init__(self, driver: Driver, size: int) -> None:
         self.address = 0
@@ -134,7 +153,7 @@ class _DeviceMemory:
             with driver.context() as call:
                 call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
             self.address = address.value
-            weakref.finalize(self, _free, driver, self.address).atexit = False  # the driver may be gone then
+            weakref.finalize(self, _free, driver, self.address).atexit = False  # at exit the driver may be gone
 
 
 def _free(driver: Driver, address: int) -> None:
@@ -146,7 +165,11 @@ def _free(driver: Driver, address: int) -> None:
 
 
 def find_sampler(vocab: int, number: int, stream: int = DEFAULT_STREAM) -> DeviceSampler | None:
-    """The sampler of the GPU of this number, or None with a line in the log: then the host samples."""
+    """Return the sampler of the GPU with this number for logits of `vocab` tokens, or None with a line in the log.
+
+    None means that the host must sample: there is no GPU, library, kernel or page-locked memory. `stream` is the
+    address of the stream that the kernel runs on.
+    """
     try:
         library = Library(Path(library_path("cuda")))
         capability = find_device(number).compute_capability

@@ -1,4 +1,4 @@
-// Sampling's functions of sharp_cuda.h.
+// The functions of sampling in sharp_cuda.h.
 #include "plan.h"
 
 using namespace sharp::cuda;

@@ -1,4 +1,4 @@
-"""What a user's normalizer must do, each in a check of its own: `sharp check-normalizer`."""
+"""The checks of a user's normalizer for `sharp check-normalizer`, each a function."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from sharp.plugins.custom import kernel, normalizer
-from sharp.plugins.custom.body import write_weights
-from sharp.plugins.custom.normalizer import CustomNormalizer
-from sharp.plugins.ops.node_list import NodeList
+from sharp.plugins.op import custom_normalizer as normalizer
+from sharp.plugins.op.custom_body import write_weights
+from sharp.plugins.op.custom_normalizer import CustomNormalizer
+from sharp.plugins.op.node_list import NodeList
 
-TOLERANCE = 2e-5  # of a weight in float32
+TOLERANCE = 2e-5  # for a weight in float32
 HUGE = (1e4, 1e30)
 BLOCK_SIZES = (1, 7, 16)
 OPSET = 23
@@ -24,7 +24,7 @@ NO_FORM = "it has no streamed form: its weights need the row"
 
 @dataclass(frozen=True)
 class Rows:
-    """Logits float64 [heads, queries, keys] and which keys are visible, bool of that shape."""
+    """Logits float64 [heads, queries, keys], and which keys are visible, bool of the same shape."""
 
     logits: Tensor
     visible: Tensor
@@ -32,35 +32,44 @@ class Rows:
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found; `problem` is empty where it passed."""
+    """The result of one check; `problem` is empty if the check passed, and `note` is then a remark or empty."""
 
     name: str
     problem: str
     note: str = ""
 
 
-class Failed(Exception):  # noqa: N818 - never leaves this module
-    """A check's sentence."""
+class CheckFailed(Exception):  # noqa: N818 - never leaves this module
+    """An error that a check raises to fail. Its text is a sentence that describes the problem to the user."""
 
 
 def run_checks(custom: CustomNormalizer) -> Iterator[Check]:
-    """Each check's result as it is known."""
+    """Run all checks and yield each result as soon as it is known.
+
+    The normalizer is made known in this process (`custom_normalizer.add`) and stays known. A failed check, or an
+    exception of the user's code, becomes the `problem` of a result.
+    """
     normalizer.add(custom)
     for name, check in CHECKS.items():
         try:
             note = check(custom) or ""
-        except Failed as failed:
+        except CheckFailed as failed:
             yield Check(name, str(failed))
-        except Exception as error:  # of the user's code, or of ONNX Runtime about the user's body
-            yield Check(name, f"it fails: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        except Exception as error:  # raised by the user's code, or by ONNX Runtime about the user's body
+            reason = (str(error).strip().splitlines() or ["without a message"])[0]
+            yield Check(name, f"it fails: {type(error).__name__}: {reason[:200]}")
         else:
             yield Check(name, "", note)
 
 
-def _rows(keys: int = 50, scale: float = 3.0, seed: int = 0) -> Rows:
-    """Random rows; of the queries the last sees no key, and the one before not the first half."""
-    random = torch.Generator().manual_seed(seed)
-    logits = scale * torch.randn(3, 8, keys, generator=random, dtype=torch.float64)
+def _rows(keys: int = 50) -> Rows:
+    """Return random logits of 3 heads, 8 queries and `keys` keys, with a random mask.
+
+    Every query sees the first key, except the last query, which sees no key, and the second last, which sees the second
+    half of the keys.
+    """
+    random = torch.Generator().manual_seed(0)
+    logits = 3.0 * torch.randn(3, 8, keys, generator=random, dtype=torch.float64)
     visible = torch.rand(3, 8, keys, generator=random) < 0.7
     visible[..., 0] = True
     visible[:, -2] = torch.arange(keys) >= keys // 2
@@ -69,7 +78,7 @@ def _rows(keys: int = 50, scale: float = 3.0, seed: int = 0) -> Rows:
 
 
 def _huge_rows() -> list[Rows]:
-    """Rows of huge logits, of both signs, of equal ones, and of one far above the others."""
+    """Return rows of huge logits: of both signs, all equal, and one far above the others."""
     found = []
     for size in HUGE:
         rows = _rows()
@@ -82,31 +91,35 @@ def _huge_rows() -> list[Rows]:
 
 
 def _exact(custom: CustomNormalizer, rows: Rows, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The weights, 0 where not visible."""
+    """Return the normalizer's weights of `rows` in `dtype`, shaped as the logits; 0 where a key is not visible.
+
+    Raises:
+        CheckFailed: the weights have another shape or another dtype than the logits.
+    """
     logits = rows.logits.to(dtype).masked_fill(~rows.visible, 0.0)
     found = custom.weights(logits, rows.visible)
     if found.shape != logits.shape:
-        raise Failed(f"weights of logits {list(logits.shape)} have the shape {list(found.shape)}")
+        raise CheckFailed(f"weights of logits {list(logits.shape)} have the shape {list(found.shape)}")
     if found.dtype != dtype:
-        raise Failed(f"weights of logits in {dtype} are {found.dtype}; let no constant change the type")
+        raise CheckFailed(f"weights of logits in {dtype} are {found.dtype}; let no constant change the type")
     return found.masked_fill(~rows.visible, 0.0)
 
 
 def _compare(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
     if not found.isfinite().all():
-        raise Failed(f"{what} has NaN or infinite weights")
+        raise CheckFailed(f"{what} has NaN or infinite weights")
     difference = float((found.double() - expected).abs().max())
     if not difference <= tolerance * max(1.0, float(expected.abs().max())):
-        raise Failed(f"{what} differs by {difference:.1e}")
+        raise CheckFailed(f"{what} differs by {difference:.1e}")
 
 
 def _weights(custom: CustomNormalizer) -> str:
     exact = _exact(custom, _rows())
     _compare(_exact(custom, _rows(), torch.float32), exact, "float32, from float64,")
     if exact.min() < 0:
-        raise Failed(f"a weight is {float(exact.min()):.3g}; negative ones have no entropy, which servers report")
+        raise CheckFailed(f"a weight is {float(exact.min()):.3g}; negative ones have no entropy, which servers report")
     if not custom.sparse and (exact == 0).logical_and(_rows().visible).any():
-        raise Failed("a visible key has the weight 0; say sparse=True, so that `support` counts the others")
+        raise CheckFailed("a visible key has the weight 0; say sparse=True, so that `support` counts the others")
     sums = exact[:, :-1].sum(-1)
     return f"rows add up to {float(sums.min()):.4g} to {float(sums.max()):.4g}"
 
@@ -140,13 +153,44 @@ def _gradients(custom: CustomNormalizer) -> None:
     def visible_weights(logits: Tensor) -> Tensor:
         return custom.weights(logits.masked_fill(~rows.visible, 0.0), rows.visible).masked_fill(~rows.visible, 0.0)
 
-    for each in (rows, *_huge_rows()):
-        logits = each.logits.float().requires_grad_()
-        shown = custom.weights(logits.masked_fill(~each.visible, 0.0), each.visible).masked_fill(~each.visible, 0.0)
+    for case in (rows, *_huge_rows()):
+        logits = case.logits.float().requires_grad_()
+        shown = custom.weights(logits.masked_fill(~case.visible, 0.0), case.visible).masked_fill(~case.visible, 0.0)
         (shown * torch.linspace(0, 1, shown.shape[-1])).sum().backward()
         if logits.grad is None or not logits.grad.isfinite().all():
-            raise Failed("they are NaN or infinite for huge logits or rows without a visible key")
+            raise CheckFailed("they are NaN or infinite for huge logits or rows without a visible key")
     torch.autograd.gradcheck(visible_weights, (rows.logits.clone().requires_grad_(),))
+
+
+def _reference_attention(
+    custom: CustomNormalizer, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, block_size: int
+) -> Tensor:
+    """Compute attention [heads, queries, value_dim] as a kernel does, `block_size` keys at a time.
+
+    A query that sees no key has the output 0. A normalizer without a streamed form needs memory for all logits.
+
+    Args:
+        custom: the user's normalizer.
+        query: [heads, queries, head_dim], already multiplied by the scale.
+        keys: [heads, keys, head_dim].
+        values: [heads, keys, value_dim].
+        visible: bool [heads, queries, keys].
+        block_size: the number of keys in a block.
+    """
+    if custom.streamed is None:
+        logits = (query @ keys.mT).masked_fill(~visible, 0.0)
+        return custom.weights(logits, visible).masked_fill(~visible, 0.0) @ values
+    streamed = custom.streamed
+    state = tuple(query.new_full((*query.shape[:2], 1), number) for number in streamed.start)
+    output = query.new_zeros(*query.shape[:2], values.shape[2])
+    for first in range(0, keys.shape[1], block_size):
+        block = slice(first, first + block_size)
+        seen = visible[:, :, block]
+        logits = (query @ keys[:, block].mT).masked_fill(~seen, 0.0)
+        state, weights, factor = streamed.step(state, logits, seen)
+        output = output * factor + weights.masked_fill(~seen, 0.0) @ values[:, block]
+    any_key = visible.any(-1, keepdim=True)
+    return torch.where(any_key, output * streamed.end(state), 0.0)
 
 
 def _streamed(custom: CustomNormalizer) -> str:
@@ -155,10 +199,10 @@ def _streamed(custom: CustomNormalizer) -> str:
         keys = rows.logits.shape[-1]
         values = torch.randn(3, keys, 4, generator=random, dtype=torch.float64)
         expected = _exact(custom, rows) @ values
-        # Keys [I], queries that are their rows of logits: any logits as products of query and key.
+        # With the identity as keys, a query is its own row of logits, so any logits can be tested.
         identity = torch.eye(keys, dtype=torch.float64).expand(3, keys, keys)
         for size in BLOCK_SIZES:
-            found = kernel.attention(custom, rows.logits, identity, values, rows.visible, size)
+            found = _reference_attention(custom, rows.logits, identity, values, rows.visible, size)
             _compare(found, expected, f"the output in blocks of {size} keys, from whole rows,", 1e-9)
     return "" if custom.streamed is not None else NO_FORM
 

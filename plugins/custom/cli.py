@@ -4,22 +4,22 @@ from pathlib import Path
 
 import click
 
-from sharp.plugins.cli import SharpCommand, status
-from sharp.plugins.errors import VerificationError
+from sharp.core.cli import SharpCommand, status
+from sharp.core.errors import VerificationError
 
 
 @click.command(cls=SharpCommand, epilog="See also: docs/tutorials/own-normalizer.md, sharp export --norm.")
 @click.argument("file", type=click.Path(path_type=Path))
 def check_normalizer(file: Path) -> None:
-    """Test the normalizer that a Python FILE defines: mask, huge logits, gradients, streaming, body of standard ops.
+    """Test the normalizer that a Python FILE defines: mask, huge logits, gradients, streaming, form in standard ops.
 
     FILE is run. The exit code is 1 if a check fails.
     """
     with status(f"Loading {file}"):
-        from sharp.plugins.custom.checks import run_checks  # and torch
-        from sharp.plugins.custom.normalizer import in_file
+        from sharp.plugins.op.custom_normalizer import in_file
 
-        custom = in_file(file)
+        custom = in_file(file)  # a file that is not there is refused before the import of torch
+        from sharp.plugins.custom.checks import run_checks
     failed = 0
     for check in run_checks(custom):
         failed += bool(check.problem)

@@ -1,1 +1,1 @@
-"""`sharp doctor`: what this machine has, and whether the op is right on every backend that is there."""
+"""`sharp doctor`: a description of this machine, and a check of the op on every available backend."""

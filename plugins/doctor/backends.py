@@ -1,4 +1,4 @@
-"""The ways to run the op, each in a function: it raises SharpError where something is missing."""
+"""The ways to run the op, one function each; a function raises SharpError if something is missing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,25 +7,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.core.errors import SharpError
 from sharp.plugins import library_path
 from sharp.plugins.cuda.device import find_device
 from sharp.plugins.cuda.runtime import Cuda
 from sharp.plugins.doctor.case import Case
-from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.reference import AttentionOutput
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 UPDATED = {"key_cache": "key_cache_out", "value_cache": "value_cache_out"}
-SCALES = {"key_scale": "key_scale_out", "value_scale": "value_scale_out"}  # of int8 and fp8 caches
+SCALES = {"key_scale": "key_scale_out", "value_scale": "value_scale_out"}  # inputs and outputs of int8 and fp8 caches
 FP8 = 17  # ONNX's number of FLOAT8E4M3FN
 
 Outputs = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A way to run the op: `ready` raises SharpError where this machine lacks it, `run` computes a case."""
+class OpBackend:
+    """A way to run the op: `ready` raises SharpError if this machine lacks it, and `run` computes a case.
+
+    `dtypes` are the types of cases to run, as for `make_case`. `run` may raise any exception of its runtime.
+    """
 
     name: str
     dtypes: tuple[str, ...]
@@ -33,19 +36,19 @@ class Backend:
     run: Callable[[Case], AttentionOutput]
 
 
-def backends() -> tuple[Backend, ...]:
-    """All of them, whether they are there or not."""
+def backends() -> tuple[OpBackend, ...]:
+    """Return all backends, available or not."""
     return (
-        Backend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
-        Backend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
-        Backend("ONNX Runtime on a GPU, our kernels", ("float16", "float16/int8"), _cuda_ready, _run_cuda),
-        Backend("Triton under PyTorch", ("float32", "float16", "int8", "fp8"), _triton_ready, _run_triton),
-        Backend("TensorRT with our plugin", ("float16", "float16/int8"), _tensorrt_ready, _run_tensorrt),
+        OpBackend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
+        OpBackend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
+        OpBackend("ONNX Runtime on a GPU, our kernels", ("float16", "float16/int8"), _cuda_ready, _run_cuda),
+        OpBackend("Triton under PyTorch", ("float32", "float16", "int8", "fp8"), _triton_ready, _run_triton),
+        OpBackend("TensorRT with our plugin", ("float16", "float16/int8"), _tensorrt_ready, _run_tensorrt),
     )
 
 
 def _need(package: str, extra: str) -> Any:
-    """Import a package, or say which of our extras brings it."""
+    """Import a package, or raise SharpError that names the extra of ours with this package."""
     try:
         return __import__(package)
     except ModuleNotFoundError as error:
@@ -100,7 +103,13 @@ def _run_cuda(case: Case) -> AttentionOutput:
 
 
 def _run_session(case: Case, device: str, *, kernels: bool) -> AttentionOutput:
-    """A step as the server makes it: everything bound, the caches in place under our kernels."""
+    """Run a step as the server does: all inputs and outputs bound, the caches in place with our kernels.
+
+    `device` is "cpu" or "cuda"; without `kernels` the function of standard ops runs.
+
+    Raises:
+        SharpError: ONNX Runtime could not start the provider of the device.
+    """
     import onnxruntime
 
     from sharp.plugins.doctor.model import make_model
@@ -150,7 +159,11 @@ def _run_triton(case: Case) -> AttentionOutput:
 
 
 def _run_tensorrt(case: Case) -> AttentionOutput:
-    """Build an engine of the one node, and run it with the caches in place."""
+    """Build an engine of one node, and run it with the caches in place.
+
+    Raises:
+        SharpError: TensorRT refused the node or the step, or could not build the engine.
+    """
     from sharp.plugins.doctor.model import make_model
     from sharp.plugins.tensorrt.nodes import leave_to_plugin
 

@@ -1,4 +1,4 @@
-"""A small random call of PagedAttention, its result in float64, and how far a backend may be from it."""
+"""A small random call of PagedAttention, its result in float64, and the limits of a backend's errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,27 +7,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.ops import e4m3
-from sharp.plugins.ops.attributes import SCALED_CACHES
-from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.reference import AttentionOutput, paged_attention
+from sharp.plugins.op import e4m3
+from sharp.plugins.op.attributes import HEAD_PARAMETERS, SCALED_CACHES
+from sharp.plugins.op.normalizers import Normalizer
+from sharp.plugins.op.reference import AttentionOutput, paged_attention
 
-NORMALIZERS = ("softmax", "ssa", "adaptive_softmax", "entmax")
-# Context and new tokens of each sequence: decoding over a long and no context, a chunk, a prompt.
+# Context and new tokens of each sequence: decoding with a long and with no context, a chunk, a prompt.
 SEQUENCES = ((300, 1), (0, 1), (33, 5), (0, 40))
+# The ranges of the random columns of head_params.
+COLUMN_RANGES = {"b": (0.3, 1.5), "n": (1.0, 2.0), "bias": (-1.0, 1.0), "power": (0.5, 1.0)}
 KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 2, 3, 64, 16
 STATISTICS = ("entropy", "support", "inverse_temperature", "logit_spread")
-# Of the output ||found - expected|| / ||expected||, by the type of the call: that type's rounding. Of statistics the
-# largest difference: nats, keys, none, none.
+# Limits of ||found - expected|| / ||expected|| for the output, by the type of the call: the rounding of that type.
+# Limits of the largest difference of each statistic, in nats, keys, and for the last two without unit.
 OUTPUT_LIMITS = {"float32": 1e-5, "float16": 2e-3, "int8": 1e-5, "fp8": 1e-5, "float16/int8": 2e-3}
 STATISTICS_LIMITS = {"entropy": 2e-3, "support": 2.0, "inverse_temperature": 2e-3, "logit_spread": 4e-3}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs by name, as `schema.PAGED_ATTENTION` has them, of type `dtype`; the attributes; the output in float64.
+    """A call: inputs by their names in `schema.PAGED_ATTENTION`, attributes, and the expected output in float64.
 
-    int8 and fp8 are those of the caches, under float32 or the type before the stroke.
+    `dtype` is the type of the inputs. int8 and fp8 are types of the caches; the other inputs are then float32, or of
+    the type before the slash.
     """
 
     normalizer: str
@@ -38,7 +40,11 @@ class Case:
 
 
 def make_case(normalizer: str, dtype: str) -> Case:
-    """The case of a normalizer, the same in every run; unused slots hold NaN, which nothing may read."""
+    """Return the case of one of Sharp's normalizers, which is the same in every run.
+
+    `dtype` is a key of `OUTPUT_LIMITS`: float32, float16, int8, fp8 or float16/int8. Unused slots hold NaN, which
+    nothing may read; in caches of int8 and fp8 they hold 0.
+    """
     rng = np.random.default_rng(7)
     counts = [-(-(context + new) // BLOCK_SIZE) for context, new in SEQUENCES]
     order = rng.permutation(sum(counts) + 1)
@@ -74,8 +80,9 @@ def make_case(normalizer: str, dtype: str) -> Case:
         "query_start": np.cumsum([0, *(new for _, new in SEQUENCES)], dtype=np.int32),
         "context_lens": np.array([context for context, _ in SEQUENCES], np.int32),
     }
-    if normalizer == "ssa":
-        inputs["head_params"] = rng.uniform((0.3, 1.0), (1.5, 2.0), (KV_HEADS * GROUP, 2)).astype(np.float32)
+    if columns := HEAD_PARAMETERS.get(normalizer):
+        low, high = np.array([COLUMN_RANGES[column] for column in columns]).T
+        inputs["head_params"] = rng.uniform(low, high, (KV_HEADS * GROUP, len(columns))).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
     for kind in ("key", "value") if scaled_cache else ():
         numbers = np.nan_to_num(floats[f"{kind}_cache"])
@@ -94,9 +101,11 @@ def make_case(normalizer: str, dtype: str) -> Case:
 
 
 def errors(case: Case, found: AttentionOutput) -> dict[str, float]:
-    """How far a result is from the expected one: output, numbers of the caches that differ, statistics.
+    """Return the errors of a result by name.
 
-    What was there and what is new in the caches must be equal, and slots that nobody wrote must still be NaN.
+    "output" is ||found - expected|| / ||expected||, "caches" the number of entries of caches and scales that differ
+    (NaN equals NaN), and entropy, support, inverse_temperature and logit_spread are the largest absolute differences.
+    The error of an output or a statistic that is NaN is NaN.
     """
     expected = case.expected
     difference = np.linalg.norm(found.output.astype(np.float64) - expected.output)
@@ -114,5 +123,5 @@ def errors(case: Case, found: AttentionOutput) -> dict[str, float]:
 
 
 def limits(case: Case) -> dict[str, float]:
-    """What `errors` may be at most."""
+    """Return the largest allowed values of `errors(case, ...)`, by the same names."""
     return {"output": OUTPUT_LIMITS[case.dtype], "caches": 0.0, **STATISTICS_LIMITS}

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import click
 
-from sharp.plugins.cli import FailedVerification, SharpCommand, status
-from sharp.plugins.errors import InputError
+from sharp.core.cli import FailedVerification, SharpCommand, status
+from sharp.core.errors import InputError
 
 
 @click.command(cls=SharpCommand, epilog="See also: docs/how-to/gpu.md, docs/verification.md.")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every number.")
 def doctor(folder: Path | None, as_json: bool) -> None:
-    """Say what this machine has, and check attention on every backend that is there; or check the model FOLDER.
+    """Show the hardware and backends of this machine, and check attention on every backend; or check a model FOLDER.
 
     With FOLDER, its files are compared with the SHA-256 sums that the export wrote. The exit code is 1 if one differs.
 
     A small random case of every kind of normalizer is compared with the float64 reference. On a GPU, ONNX Runtime runs
     the compiled kernels, Triton compiles them anew, and TensorRT builds and runs a small engine. The exit code is 1
-    where a result differs or a backend fails; one that is absent is no failure.
+    where a result differs or a backend fails; a missing backend is no failure.
     """
     if folder is not None:
         _check_folder(folder, as_json)
@@ -32,15 +32,19 @@ def doctor(folder: Path | None, as_json: bool) -> None:
             shown.update(f"Checking {backend.name}")
             found.append(diagnosis.diagnose(backend))
     if as_json:
-        click.echo(json.dumps({"machine": machine, "backends": [diagnosis.as_json(each) for each in found]}, indent=1))
+        click.echo(
+            json.dumps(
+                {"machine": machine, "backends": [diagnosis.as_json(diagnosed) for diagnosed in found]}, indent=1
+            )
+        )
     else:
         diagnosis.print_diagnoses(machine, found)
-    wrong = [each for each in found if each.status in ("differs", "failed")]
-    for each in wrong:
-        if "SHARP_ISA is" in each.reason:
-            raise InputError(each.reason[each.reason.index("SHARP_ISA") :])
+    wrong = [diagnosed for diagnosed in found if diagnosed.status in ("differs", "failed")]
+    for diagnosed in wrong:
+        if "SHARP_ISA is" in diagnosed.reason:
+            raise InputError(diagnosed.reason[diagnosed.reason.index("SHARP_ISA") :])
     if wrong:
-        names = "; ".join(each.name for each in wrong)
+        names = "; ".join(diagnosed.name for diagnosed in wrong)
         raise FailedVerification(
             f"{names}: wrong here. Please open an issue with the output of `sharp doctor --json` and of `pip freeze`. "
             "The former holds versions, where Sharp's libraries lie, this machine's processor and GPU, and the errors"
@@ -48,7 +52,7 @@ def doctor(folder: Path | None, as_json: bool) -> None:
 
 
 def _check_folder(folder: Path, as_json: bool) -> None:
-    from sharp.plugins.checksums import damaged_files
+    from sharp.core.checksums import damaged_files
 
     with status(f"Reading {folder}"):
         damaged = damaged_files(folder)

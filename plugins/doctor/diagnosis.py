@@ -1,4 +1,4 @@
-"""What `sharp doctor` finds: every backend of this machine beside the float64 reference."""
+"""The diagnoses of `sharp doctor`: every backend of this machine compared with the float64 reference."""
 
 import math
 import sys
@@ -8,21 +8,22 @@ from itertools import product
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
 
-from sharp.plugins.doctor.backends import Backend, backends
-from sharp.plugins.doctor.case import NORMALIZERS, Case, errors, limits, make_case
+from sharp.core.errors import SharpError
+from sharp.core.table import Table
+from sharp.plugins.doctor.backends import OpBackend, backends
+from sharp.plugins.doctor.case import Case, errors, limits, make_case
 from sharp.plugins.doctor.machine import describe
-from sharp.plugins.errors import SharpError
+from sharp.plugins.op.attributes import NORMALIZERS
 
-__all__ = ["Comparison", "Diagnosis", "as_json", "backends", "describe", "diagnose", "print_diagnoses"]
+__all__ = ["CaseErrors", "Diagnosis", "as_json", "backends", "describe", "diagnose", "print_diagnoses"]
 
 Status = Literal["agrees", "differs", "failed", "absent"]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One case on one backend: the errors and what they may be at most."""
+class CaseErrors:
+    """The result of one case on one backend: its errors and their limits, by the same names (`case.errors`)."""
 
     normalizer: str
     dtype: str
@@ -37,17 +38,24 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What became of a backend; `reason` is why it is absent or has failed."""
+    """The result of all cases on a backend.
+
+    `reason` tells why the backend is absent or has failed, or which kernel its library lacks; otherwise it is empty.
+    """
 
     name: str
     status: Status
     reason: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[CaseErrors, ...]
 
 
-def diagnose(backend: Backend) -> Diagnosis:
-    """Run all cases of a backend that is there; a library that was compiled without some kernels is not wrong."""
-    comparisons: list[Comparison] = []
+def diagnose(backend: OpBackend) -> Diagnosis:
+    """Run all cases on a backend, if it is available; no exception of the backend leaves this function.
+
+    The status is "absent" if something is missing, "failed" if a case raised an exception, "differs" if an error is
+    above its limit, otherwise "agrees". A library compiled without some kernels is not wrong: these cases are left out.
+    """
+    comparisons: list[CaseErrors] = []
     reason = ""
     try:
         try:
@@ -61,11 +69,11 @@ def diagnose(backend: Backend) -> Diagnosis:
                 if "has no kernel" not in str(error):
                     raise
                 reason = reason or _first_line(error)
-    except Exception as error:  # whatever a runtime raises, or a package that is broken, is the finding
+    except Exception as error:  # any error of a runtime, or of a broken package, is a finding
         return Diagnosis(backend.name, "failed", f"{type(error).__name__}: {_first_line(error)}", tuple(comparisons))
     if not comparisons:
         return Diagnosis(backend.name, "absent", reason, ())
-    status: Status = "agrees" if all(each.agrees for each in comparisons) else "differs"
+    status: Status = "agrees" if all(comparison.agrees for comparison in comparisons) else "differs"
     return Diagnosis(backend.name, status, reason, tuple(comparisons))
 
 
@@ -73,12 +81,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def _compare(backend: Backend, case: Case) -> Comparison:
-    return Comparison(case.normalizer, case.dtype, errors(case, backend.run(case)), limits(case))
+def _compare(backend: OpBackend, case: Case) -> CaseErrors:
+    return CaseErrors(case.normalizer, case.dtype, errors(case, backend.run(case)), limits(case))
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """JSON has no NaN: an error that is no number is null."""
+    """Return a diagnosis as JSON values. JSON has no NaN, so an error that is not finite becomes null."""
     written = asdict(diagnosis)
     for comparison in written["comparisons"]:
         comparison["errors"] = {n: e if math.isfinite(e) else None for n, e in comparison["errors"].items()}
@@ -86,7 +94,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def print_diagnoses(machine: dict[str, str], found: Sequence[Diagnosis]) -> None:
-    """Print tables, and a line for whatever is not as it should be."""
+    """Print tables, and a line for everything that is not as it should be, on stdout; `machine` is from `describe`."""
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(show_header=False, box=None)
     for name, value in machine.items():
@@ -95,34 +103,34 @@ def print_diagnoses(machine: dict[str, str], found: Sequence[Diagnosis]) -> None
     table = Table(title="Largest error of the output beside the float64 reference", title_justify="left")
     for column in ("backend", "type", *NORMALIZERS, ""):
         table.add_column(column, justify="right" if column in NORMALIZERS else "left")
-    for each in found:
-        for number, dtype in enumerate(dict.fromkeys(c.dtype for c in each.comparisons)):
-            by_normalizer = {c.normalizer: c for c in each.comparisons if c.dtype == dtype}
+    for diagnosis in found:
+        for number, dtype in enumerate(dict.fromkeys(c.dtype for c in diagnosis.comparisons)):
+            by_normalizer = {c.normalizer: c for c in diagnosis.comparisons if c.dtype == dtype}
             cells = [_cell(by_normalizer.get(normalizer)) for normalizer in NORMALIZERS]
-            table.add_row(each.name if number == 0 else "", dtype, *cells, each.status if number == 0 else "")
-        if not each.comparisons:
-            table.add_row(each.name, "", *("" for _ in NORMALIZERS), each.status)
+            table.add_row(diagnosis.name if number == 0 else "", dtype, *cells, diagnosis.status if number == 0 else "")
+        if not diagnosis.comparisons:
+            table.add_row(diagnosis.name, "", *("" for _ in NORMALIZERS), diagnosis.status)
     console.print(table)
     for line in _remarks(found):
         console.print(line, soft_wrap=True, markup=False)
 
 
 def _remarks(found: Sequence[Diagnosis]) -> Iterator[str]:
-    """Why a backend is absent or has failed, and every error that is over its limit."""
-    for each in found:
-        if each.reason:
-            what = {"absent": "is absent", "failed": "has failed"}.get(each.status, "was checked in part")
-            yield f"{each.name} {what}: {each.reason}"
-        for comparison in each.comparisons:
+    """Yield why a backend is absent or has failed, and every error above its limit."""
+    for diagnosis in found:
+        if diagnosis.reason:
+            what = {"absent": "is absent", "failed": "has failed"}.get(diagnosis.status, "was checked in part")
+            yield f"{diagnosis.name} {what}: {diagnosis.reason}"
+        for comparison in diagnosis.comparisons:
             for name, most in comparison.limits.items():
                 if not comparison.errors[name] <= most:
                     yield (
-                        f"{each.name}, {comparison.normalizer} in {comparison.dtype}: {name} differs by "
+                        f"{diagnosis.name}, {comparison.normalizer} in {comparison.dtype}: {name} differs by "
                         f"{comparison.errors[name]:.2g}, and at most {most:.2g} is rounding"
                     )
 
 
-def _cell(comparison: Comparison | None) -> str:
+def _cell(comparison: CaseErrors | None) -> str:
     if comparison is None:
         return "-"
     error = f"{comparison.errors['output']:.0e}"

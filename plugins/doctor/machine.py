@@ -1,15 +1,15 @@
-"""What a machine has of what Sharp can use."""
+"""The description of a machine: hardware, packages and libraries that Sharp can use."""
 
 import os
 import platform
 from importlib import metadata
 from pathlib import Path
 
+from sharp.core.errors import SharpError
 from sharp.plugins import LIBRARIES, library_path
 from sharp.plugins.cuda.device import Driver, find_device
 from sharp.plugins.cuda.library import Library
 from sharp.plugins.cuda.sampler import KERNEL
-from sharp.plugins.errors import SharpError
 
 PACKAGES = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
@@ -23,7 +23,7 @@ PACKAGES = {
 
 
 def describe() -> dict[str, str]:
-    """In words, by what is described; what is missing is "none" and why."""
+    """Return a description in words of each item, by name; most missing items are "none", with the reason if known."""
     return {
         "Sharp": f"{_version('sharp-attention')}, Python {platform.python_version()}, {platform.platform()}",
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process",
@@ -66,7 +66,7 @@ def _library(runtime: str) -> str:
 
 
 def _sampler() -> str:
-    """Whether servers on the first GPU sample there: the library has the kernel, and it loads."""
+    """Return where servers on the first GPU sample: on the GPU if the library has the kernel and it loads."""
     try:
         library, device = Library(Path(library_path("cuda"))), find_device()
         capability = "{}.{}".format(*divmod(device.compute_capability, 10))

@@ -7,14 +7,15 @@ import onnx
 from onnx import helper
 
 from sharp.plugins.doctor.case import Case
-from sharp.plugins.ops.function_body import attach_function
-from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, OUTPUTS, SCALES, VERSION
+from sharp.plugins.op.function_body import attach_function
+from sharp.plugins.op.schema import ATTRIBUTE_DEFAULTS, DOMAIN, INPUTS, OUTPUTS, SCALES, VERSION
 
 
 def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -> onnx.ModelProto:
-    """The node with the case's types and shapes; with `body`, runtimes without our kernels compute it too.
+    """Return a model of one PagedAttention node with the case's types and shapes; its inputs are those of the case.
 
-    `flag_as_int32` gives `collect_stats` the type that our TensorRT plugin takes.
+    `body` attaches the function of standard ops, which caches with scales do not have. `flag_as_int32` gives
+    `collect_stats` the type that our TensorRT plugin takes.
     """
     beside = [name for name in SCALES if name in case.inputs]
     names = [*(name if name in case.inputs else "" for name in INPUTS), *beside]
@@ -43,6 +44,6 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
 
 
 def _info(name: str, like: np.ndarray) -> onnx.ValueInfoProto:
-    is_fp8 = like.dtype == np.uint8  # as numpy holds it
+    is_fp8 = like.dtype == np.uint8  # numpy holds fp8 as uint8
     kind = onnx.TensorProto.FLOAT8E4M3FN if is_fp8 else helper.np_dtype_to_tensor_dtype(like.dtype)
     return helper.make_tensor_value_info(name, kind, like.shape)

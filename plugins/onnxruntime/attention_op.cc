@@ -1,67 +1,70 @@
 // `ai.sharp::SharpAttention` on the CPU.
 //
-// In place: bind present_key and present_value to the buffers of past_key and past_value, with past_lens, and only the
-// new rows are written. An output that a node leaves out is not computed.
+// For an update in place, give past_lens and bind present_key and present_value to the buffers of past_key and
+// past_value. Then only the new rows are written. An output that a node leaves out is not computed.
 #include "attention_op.h"
 
 #include <algorithm>
 
+#include "contiguous_attention.h"
 #include "converted.h"
 
 namespace sharp::ort {
-namespace attention {
 namespace {
 
 struct AttentionKernel {
-  NodeAttributes attributes;
+  SharpAttributes attributes;
   ElementTypes types;
 
   void compute(const Ort::KernelContext& context) const {
     const cpu::ParallelFor parallel = [&](int64_t count, const std::function<void(int64_t)>& body) {
       parallel_for(context, count, body);
     };
-    Inputs inputs = read_attention_inputs(context, attributes.values, types);
+    const SharpAttention call = read_attention(context, attributes, types);
+    check_numbers(call);
+    cpu::ContiguousProblem problem{};
+    static_cast<SharpAttention&>(problem) = call;
+    Lengths lengths = read_lengths(call);
+    problem.past = std::move(lengths.past);
+    problem.total = std::move(lengths.total);
     const ONNXTensorElementDataType type = types.compute;
-    cpu::ContiguousProblem& problem = inputs.problem;
-    const int64_t pairs = problem.batch * problem.kv_heads, rows = problem.batch * problem.q_heads * problem.queries;
-    const int64_t head_dim = problem.keys.dim, value_dim = problem.values.dim, fresh = pairs * problem.keys.new_keys;
-    const FloatInput query(inputs.query, rows * head_dim, type), key(inputs.key, fresh * head_dim, type);
-    const FloatInput value(inputs.value, fresh * value_dim, type);
-    const FloatInput past_key(inputs.past_key, pairs * inputs.capacity() * head_dim, type);
-    const FloatInput past_value(inputs.past_value, pairs * inputs.capacity() * value_dim, type);
+    const int64_t pairs = call.batch * call.kv_heads, rows = call.batch * call.q_heads * call.queries;
+    const int64_t head_dim = call.head_dim, value_dim = call.value_dim, fresh = pairs * call.new_keys;
+    const FloatInput query(call.query, rows * head_dim, type), key(call.key, fresh * head_dim, type);
+    const FloatInput value(call.value, fresh * value_dim, type);
+    const FloatInput past_key(call.past_key, pairs * call.capacity * head_dim, type);
+    const FloatInput past_value(call.past_value, pairs * call.capacity * value_dim, type);
     problem.query = query.get();
-    problem.keys.fresh = key.get();
-    problem.keys.past = past_key.get();
-    problem.values.fresh = value.get();
-    problem.values.past = past_value.get();
-    const std::vector<int64_t> shape = {problem.batch, problem.q_heads, problem.queries, value_dim};
-    FloatOutput output(output_of(context, kOutput, shape), rows * value_dim, type);
+    problem.keys = {past_key.get(), call.capacity, key.get(), call.new_keys, head_dim};
+    problem.values = {past_value.get(), call.capacity, value.get(), call.new_keys, value_dim};
+    FloatOutput output(output_of(context, Contiguous::kOutput, {call.batch, call.q_heads, call.queries, value_dim}),
+                       rows * value_dim, type);
     problem.output = output.get();
-    const int64_t columns = problem.attributes.stats_columns;
+    const int64_t columns = attributes.stats_columns;
     float* stats =
-        static_cast<float*>(output_of(context, kStats, {problem.batch, problem.q_heads, problem.queries, columns}));
-    if (inputs.collect_stats != nullptr && *inputs.collect_stats)
+        static_cast<float*>(output_of(context, Contiguous::kStats, {call.batch, call.q_heads, call.queries, columns}));
+    if (call.collect_stats != nullptr && *call.collect_stats)
       problem.stats = stats;
     else if (stats != nullptr)
       std::fill_n(stats, rows * columns, 0.0f);
     cpu::contiguous_attention(problem, parallel);
     output.finish();
-    write(context, kPresentKey, inputs, inputs.past_key, inputs.key, head_dim, parallel);
-    write(context, kPresentValue, inputs, inputs.past_value, inputs.value, value_dim, parallel);
+    write(context, Contiguous::kPresentKey, problem, call.past_key, call.key, head_dim, parallel);
+    write(context, Contiguous::kPresentValue, problem, call.past_value, call.value, value_dim, parallel);
   }
 
  private:
-  void write(const Ort::KernelContext& context, Output output, const Inputs& inputs, const void* past,
-             const void* fresh, int64_t dim, const cpu::ParallelFor& parallel) const {
-    const cpu::ContiguousProblem& problem = inputs.problem;
-    void* present = output_of(context, output, {problem.batch, problem.kv_heads, inputs.slots(), dim});
+  void write(const Ort::KernelContext& context, Contiguous::Output output, const cpu::ContiguousProblem& problem,
+             const void* past, const void* fresh, int64_t dim, const cpu::ParallelFor& parallel) const {
+    const int64_t slots = slots_of(problem);
+    void* present = output_of(context, output, {problem.batch, problem.kv_heads, slots, dim});
     if (present == nullptr) return;
     const auto copy = [&](auto element) {
       using Element = decltype(element);
-      const cpu::ContiguousRows<Element> rows{static_cast<const Element*>(past), inputs.capacity(),
-                                              static_cast<const Element*>(fresh), problem.keys.new_keys, dim};
-      cpu::write_present(rows, problem.batch, problem.kv_heads, inputs.slots(), problem.past,
-                         inputs.shared_buffer() ? &problem.total : nullptr, static_cast<Element*>(present), parallel);
+      const cpu::ContiguousRows<Element> rows{static_cast<const Element*>(past), problem.capacity,
+                                              static_cast<const Element*>(fresh), problem.new_keys, dim};
+      cpu::write_present(rows, problem.batch, problem.kv_heads, slots, problem.past,
+                         problem.shared ? &problem.total : nullptr, static_cast<Element*>(present), parallel);
     };
     if (types.compute == kFloat32)
       copy(float{});
@@ -79,11 +82,10 @@ struct OldAttentionOp : OldAttentionSchema<OldAttentionOp, AttentionKernel> {
 };
 
 }  // namespace
-}  // namespace attention
 
 std::vector<const OrtCustomOp*> attention_ops() {
-  std::vector<const OrtCustomOp*> ops = ops_of<attention::AttentionOp>(attention::kTypes);
-  for (const OrtCustomOp* op : ops_of<attention::OldAttentionOp>(attention::kTypes)) ops.push_back(op);
+  std::vector<const OrtCustomOp*> ops = ops_of<AttentionOp>(kContiguousTypes);
+  for (const OrtCustomOp* op : ops_of<OldAttentionOp>(kContiguousTypes)) ops.push_back(op);
   return ops;
 }
 

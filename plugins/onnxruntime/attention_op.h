@@ -1,61 +1,47 @@
-// `ai.sharp::SharpAttention` as ONNX Runtime sees it, on every execution provider: names, types, what may be left out.
+// `ai.sharp::SharpAttention` for ONNX Runtime, the same on every execution provider: its types and its former name.
 #pragma once
 
 #include <vector>
 
-#include "attention_inputs.h"
 #include "custom_op.h"
 
 namespace sharp::ort {
-namespace attention {
 
-// Types of the op, on every provider. The last two are for nodes without a past: what stands for it may be an empty
-// tensor of float32.
-constexpr std::initializer_list<ElementTypes> kTypes = {
+// The types of the op on every provider. The last two are for nodes without a past, whose place an empty tensor of
+// float32 may take.
+constexpr std::initializer_list<ElementTypes> kContiguousTypes = {
     {kFloat32, kFloat32}, {kFloat16, kFloat16}, {kBfloat16, kBfloat16}, {kFloat16, kFloat32}, {kBfloat16, kFloat32}};
 
 template <typename Op, typename Kernel>
-struct AttentionSchema : CustomOp<Op, Kernel> {
-  using CustomOp<Op, Kernel>::CustomOp;
+struct AttentionSchema : CustomOp<Op, Kernel, Contiguous> {
+  using CustomOp<Op, Kernel, Contiguous>::CustomOp;
 
-  static constexpr const char* kName = "SharpAttention";
-  // A shared buffer. The concatenating form has another size, unless there is no new key: then nothing is written.
-  static constexpr InPlace kInPlace[] = {{kPastKey, kPresentKey}, {kPastValue, kPresentValue}};
-
-  size_t GetInputTypeCount() const { return kInputCount; }
-  size_t GetOutputTypeCount() const { return kOutputCount; }
-
-  ONNXTensorElementDataType GetInputType(size_t index) const {
-    if (index == kCollectStats) return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
-    if (index == kPastLens || index == kTotalLens) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-    if (index == kPastKey || index == kPastValue) return this->types.cache;
-    return index <= kValue ? this->types.compute : kFloat32;
-  }
+  // The presents have type T, because C differs from T only if no past is given.
   ONNXTensorElementDataType GetOutputType(size_t index) const {
-    return index == kStats ? kFloat32 : this->types.compute;
-  }
-
-  OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(size_t index) const {
-    return index >= kPastKey ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
-  }
-  OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(size_t index) const {
-    return index >= kPresentKey ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+    return index == Contiguous::kStats ? kFloat32 : this->types.compute;
   }
 };
 
-// `Op` under the name that it had in models exported before: ONNX Runtime's quantizer took it for Microsoft's.
+// `Op` under its old name, for older models. The op was renamed, as ONNX Runtime's quantizer took it for Microsoft's.
 template <typename Op, typename Kernel>
 struct OldAttentionSchema : AttentionSchema<Op, Kernel> {
   using AttentionSchema<Op, Kernel>::AttentionSchema;
   static constexpr const char* kName = "Attention";
 };
 
-}  // namespace attention
+// Reads a call of the op; sizes are checked, numbers are not. Throws InputError.
+inline SharpAttention read_attention(const Ort::KernelContext& context, const SharpAttributes& attributes,
+                                     ElementTypes types) {
+  const SharpAttention call = read_call<Contiguous>(context, attributes, types);
+  if (call.has_past && types.cache != types.compute)
+    throw InputError("past_key is float32 and query is not; they must be of one type");
+  return call;
+}
 
-// The op on the CPU, under both names.
+// Returns the op for the CPU, under both names.
 std::vector<const OrtCustomOp*> attention_ops();
 
-// The op for CUDAExecutionProvider; none where libsharp_cuda.so does not lie beside this library.
+// Returns the op for CUDAExecutionProvider; none if libsharp_cuda.so is not next to this library.
 std::vector<const OrtCustomOp*> cuda_attention_ops();
 
 }  // namespace sharp::ort

@@ -1,4 +1,4 @@
-// Tensors of 16-bit types as the float32 that the kernels compute in.
+// Conversion of tensors of 16-bit types from and to float32, in which the kernels compute.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,8 @@
 
 namespace sharp::ort {
 
-// Numbers of a type as float: where they lie, or converted into memory of their own.
+// An input of `count` numbers as float32: its own memory if it is float32, otherwise a copy converted from float16 or
+// bfloat16; null for null.
 class FloatInput {
  public:
   FloatInput(const void* from, size_t count, ONNXTensorElementDataType type)
@@ -27,7 +28,8 @@ class FloatInput {
   std::vector<float> converted_;
 };
 
-// Numbers that are written as float; `finish` converts them where their type is another.
+// An output of `count` numbers that is written as float32; `finish`, which must be called after that, converts it if
+// its type is float16 or bfloat16.
 class FloatOutput {
  public:
   FloatOutput(void* to, size_t count, ONNXTensorElementDataType type) : to_(to), type_(type) {

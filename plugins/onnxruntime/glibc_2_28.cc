@@ -1,6 +1,5 @@
-// For wheels (SHARP_MANYLINUX): functions for which this machine's C library would ask for a version newer than 2.28.
-// Each is defined here, hidden, so that the linker finds it first, and calls the version that every C library
-// since 2.28 has.
+// For wheels (SHARP_MANYLINUX): functions that would otherwise need a C library newer than 2.28. Each function is
+// defined here, hidden, so that the linker finds it first, and calls the version that every C library since 2.28 has.
 #include <sys/types.h>
 
 #if defined(__x86_64__)
@@ -10,7 +9,7 @@
 #else
 #error "the first version of this architecture's C library is not known; add it"
 #endif
-// NAME is `name_base` here, and `name` of the version BASE in the library.
+// Declares that `name_base` here is `name` of the version BASE in the C library.
 #define OLD(name) __asm__(".symver " #name "_base, " #name "@" BASE)
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -44,13 +43,13 @@ HIDDEN int __pthread_key_create(unsigned* key, void (*destroy)(void*)) {
   return __pthread_key_create_base(key, destroy);
 }
 
-// 2.36; libstdc++'s random_device.
+// New in 2.36, used by libstdc++'s random_device.
 HIDDEN unsigned arc4random() {
   unsigned value = 0;
   if (getentropy(&value, sizeof value) != 0) abort();
   return value;
 }
 
-// 2.32; where it is 0, libstdc++ counts references with atomic operations, as with several threads.
+// New in 2.32. While it is 0, libstdc++ counts references with atomic operations, which is right for several threads.
 HIDDEN char __libc_single_threaded = 0;
 }

@@ -1,75 +1,37 @@
-// The boundary between ONNX Runtime and the kernel: attributes and tensors in, a checked Problem out.
+// The boundary between ONNX Runtime and a call of an op: attributes and tensors in, a checked call out.
 #pragma once
 
-#include <stdexcept>
 #include <vector>
 
-#include "ort.h"
-#include "problem.h"
+#include "check.h"
+#include "element_types.h"
 
 namespace sharp::ort {
 
-// What a node or a caller got wrong, in one sentence; becomes an OrtStatus.
-class InputError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
+// Reads the attributes of a node; attributes that the node leaves out have their defaults. Throws InputError.
+SharpAttributes read_attributes(const Ort::ConstKernelInfo& info);
+
+// The shapes and data of a node's inputs, in the order of the op's tables.
+struct NodeInputs {
+  NodeInputs(const Ort::KernelContext& context, const ParameterDefinition* inputs, size_t count);
+
+  std::vector<InputShape> shapes;
+  std::vector<const void*> data;  // null for inputs that are left out
 };
 
-enum Input {
-  kQuery,
-  kKey,
-  kValue,
-  kKeyCache,
-  kValueCache,
-  kSlotMapping,
-  kBlockTable,
-  kQueryStart,
-  kContextLens,
-  kHeadParams,
-  kAlibiSlopes,
-  kCollectStats,
-  kKeyScale,
-  kValueScale,
-  kKeyScreen,
-  kKeyShift,
-  kInputCount
-};
-enum Output {
-  kOutput,
-  kKeyCacheOut,
-  kValueCacheOut,
-  kStats,
-  kKeyScaleOut,
-  kValueScaleOut,
-  kKeyScreenOut,
-  kOutputCount
-};
-
-extern const char* const kInputNames[kInputCount];
-
-// A node's attributes; owns the coefficients that `values` points at.
-struct NodeAttributes {
-  cpu::Attributes values;
-  std::vector<float> temperature_coefficients;
-};
-
-// Throws InputError.
-void read_attributes(const Ort::ConstKernelInfo& info, NodeAttributes& attributes);
-
-// Whether an input is given: of those that may be left out, an empty one is not.
-bool is_given(const Ort::KernelContext& context, Input input);
-
-// Checks the shape of every input against every other and fills all of the problem but the caches, their scales and
-// screen, `output` and `stats`, which are outputs, and query, key and value, which may have to be converted. Throws
+// Returns a call filled from a node's attributes, types and inputs. Sizes are checked, numbers are not. Throws
 // InputError.
-cpu::Problem read_shapes(const Ort::KernelContext& context, const cpu::Attributes& attributes,
-                         cpu::CacheType cache_type);
-
-// As read_shapes, for inputs on the host: their numbers are checked too.
-cpu::Problem read_inputs(const Ort::KernelContext& context, const cpu::Attributes& attributes,
-                         cpu::CacheType cache_type);
-
-// Whether collect_stats is given and true.
-bool collects_stats(const Ort::KernelContext& context);
+template <typename Op>
+typename Op::Call read_call(const Ort::KernelContext& context, const SharpAttributes& attributes, ElementTypes types) {
+  const NodeInputs inputs(context, Op::kInputs, Op::kInputCount);
+  typename Op::Call call{};
+  call.attributes = attributes;
+  call.type = sharp_type(types.compute);
+  if constexpr (std::is_same_v<Op, Paged>) call.cache_type = sharp_type(types.cache);
+  read_shapes(inputs.shapes.data(), call);
+  for (size_t input = 0; input < inputs.data.size(); ++input)
+    *reinterpret_cast<const void**>(reinterpret_cast<char*>(&call) + Op::kInputs[input].buffer) = inputs.data[input];
+  return call;
+}
 
 }  // namespace sharp::ort

@@ -1,4 +1,4 @@
-// ONNX Runtime's header-only C++ API, initialized explicitly: the requested version is ours, not the header's.
+// ONNX Runtime's header-only C++ API, initialized explicitly, so that our version is requested and not the header's.
 #pragma once
 
 #define ORT_API_MANUAL_INIT
@@ -7,6 +7,6 @@
 
 namespace sharp::ort {
 
-constexpr uint32_t kApiVersion = 21;  // the C API only grows: every runtime from 1.21 serves it
+constexpr uint32_t kApiVersion = 21;  // supported by every runtime from 1.21 on, because the C API only grows
 
 }

@@ -1,1 +1,1 @@
-"""TensorRT's plugins for the ops of `ai.sharp`, and TensorRT's Python package with it loaded."""
+"""TensorRT's plugins for the ops of `ai.sharp`, and the functions that load them into TensorRT's Python package."""

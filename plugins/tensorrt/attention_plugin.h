@@ -1,5 +1,5 @@
-// ai.sharp::SharpAttention as a TensorRT plugin. In the shared-buffer form the past is updated in place where TensorRT
-// lets an output be its input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
+// ai.sharp::SharpAttention as a TensorRT plugin. In the shared-buffer form the past is updated in place if TensorRT
+// lets an output alias its input (PreviewFeature::kALIASED_PLUGIN_IO_10_03); otherwise the past is copied first.
 #pragma once
 
 #include "plugin.h"
@@ -36,9 +36,9 @@ class AttentionPlugin : public Plugin {
                   void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
 
  private:
-  // Whether past_lens is given. getAliasedInput sees no inputs; getOutputShapes, which makes the tensors of the
-  // network, and configurePlugin come before it, and clones keep what they saw. Without either there is no aliasing,
-  // and enqueue copies the buffer.
+  // Whether past_lens is given. getAliasedInput sees no inputs, so getOutputShapes (called when the network's tensors
+  // are made) and configurePlugin record it, and clones keep it. Without either call nothing is aliased, and enqueue
+  // copies the buffer.
   bool shared_ = false;
 };
 

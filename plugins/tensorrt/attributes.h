@@ -1,32 +1,26 @@
-// A node's attributes as TensorRT's plugin fields, and back.
+// Conversion between a node's attributes and TensorRT's plugin fields.
 #pragma once
 
 #include <NvInferRuntime.h>
 
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "sharp_cuda.h"
 
 namespace sharp::tensorrt {
 
-// What a node got wrong, in one sentence.
-class InputError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// The fields that the parser of ONNX models reads for us, with the types of their values.
+// Returns the fields that TensorRT's ONNX parser must read for the plugin, with the types of their values.
 const nvinfer1::PluginFieldCollection* field_names();
 
-// Throws InputError. Fields of other names are left alone: nodes carry plugin_version and plugin_namespace too.
+// Reads the attributes. Other fields, such as plugin_version and plugin_namespace, are ignored. Throws InputError.
 SharpAttributes read_fields(const nvinfer1::PluginFieldCollection& fields);
 
-// The GPU that an engine was built on; zeros where the fields do not say.
+// Reads the GPU that an engine was built on; zeros if the fields do not have it.
 SharpDevice read_device(const nvinfer1::PluginFieldCollection& fields);
 
-// Owns what its fields point at; read_fields and read_device give the same again.
+// Plugin fields that own their values; read_fields and read_device restore the attributes and the device.
 class SerializedFields {
  public:
   SerializedFields(const SharpAttributes& attributes, SharpDevice device);
@@ -38,12 +32,11 @@ class SerializedFields {
  private:
   SharpAttributes attributes_;
   SharpDevice device_;
-  std::string normalizer_;
   std::vector<nvinfer1::PluginField> fields_;
   nvinfer1::PluginFieldCollection collection_;
 };
 
-// All attributes in one line, floats exactly; equal attributes give equal text.
+// Returns all attributes in one line, floats exactly, so that equal attributes give equal text.
 std::string describe(const SharpAttributes& attributes);
 
 }  // namespace sharp::tensorrt

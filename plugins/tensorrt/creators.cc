@@ -1,4 +1,4 @@
-// What TensorRT calls when it loads the library (IPluginRegistry::loadLibrary, or --dynamicPlugins of trtexec).
+// The functions that TensorRT calls to load the library (IPluginRegistry::loadLibrary, trtexec --dynamicPlugins).
 #include <atomic>
 #include <cstdio>
 
@@ -22,7 +22,7 @@ class Creator : public nvinfer1::IPluginCreatorV3One {
       if (fields == nullptr) throw InputError("there are no attributes");
       return make_(read_fields(*fields), phase, read_device(*fields));
     } catch (const std::exception& error) {
-      // TensorRT's parser gives the node's name.
+      // TensorRT's parser passes the node's name.
       log_error((std::string(name == nullptr ? getPluginName() : name) + ": " + error.what()).c_str());
       return nullptr;
     }
@@ -70,7 +70,7 @@ extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterf
   static Creator scaled(Paged::kName, Paged::kVersions[1], make_paged<Beside::kScales>);
   static Creator screened(Paged::kName, Paged::kVersions[2], make_paged<Beside::kScreen>);
   static Creator contiguous(AttentionPlugin::kName, AttentionPlugin::kVersion, make_contiguous);
-  // Of engines that were built when the plugin had the name of ONNX's op.
+  // Older engines were built when the plugin had the name of ONNX's op.
   static Creator old("Attention", AttentionPlugin::kVersion, make_contiguous);
   static nvinfer1::IPluginCreatorInterface* const creators[] = {&paged, &scaled, &screened, &contiguous, &old};
   count = 5;

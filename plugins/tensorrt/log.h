@@ -1,11 +1,11 @@
-// Where the plugin's errors go: TensorRT's methods return a number only.
+// The log of the plugin's errors, because TensorRT's methods return only a number.
 #pragma once
 
 #include <NvInferRuntime.h>
 
 namespace sharp::tensorrt {
 
-// The finder of the logger that belongs to the engine in use; without one, messages go to stderr.
+// Sets the finder of the engine's logger; without a finder messages go to stderr.
 void set_logger_finder(nvinfer1::ILoggerFinder* finder);
 
 void log_error(const char* message);

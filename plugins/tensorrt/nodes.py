@@ -1,19 +1,21 @@
-"""Attention nodes as TensorRT's parser takes them for Sharp's plugins."""
+"""The conversion of attention nodes, so that TensorRT's parser takes Sharp's plugins for them."""
 
 import onnx
 
-from sharp.plugins.ops import schema
-from sharp.plugins.ops.function_body import complete_inputs, given_inputs
+from sharp.plugins.op import schema
+from sharp.plugins.op.function_body import complete_inputs, given_inputs
 
 SCALED_VERSION, SCREENED_VERSION = b"2", b"3"
-"""Of the plugin over caches with scales or a key screen; `paged_attention_plugin.h` says why they have their own."""
+"""Versions of the plugin for caches with scales or a key screen; `paged_attention_plugin.h` says why they differ."""
 
 
 def leave_to_plugin(model: onnx.ModelProto) -> None:
-    """Make the attention nodes of `model` such that TensorRT's parser takes Sharp's plugin for them.
+    """Change the attention nodes of `model`, in place, so that TensorRT's parser takes Sharp's plugin for them.
 
-    Its older parsers look for a local function before they look for a plugin, so there is none; and all refuse a node
-    that names fewer outputs than its plugin has, so those that nobody reads get names.
+    Older parsers prefer a local function over a plugin, so all functions of the model are removed. All parsers refuse a
+    node that names fewer outputs than its plugin has, so unused outputs get names. Nodes of PagedAttention with scales
+    or a key screen get another `plugin_version`, and an empty tensor for each input that is left out before a given
+    one.
     """
     del model.functions[:]
     for node in model.graph.node:
@@ -28,7 +30,7 @@ def leave_to_plugin(model: onnx.ModelProto) -> None:
                 _name_outputs(node, (*schema.OUTPUTS, *(f"{name}_out" for name in schema.SCALES)))
                 _set_version(node, SCALED_VERSION)
             elif "key_screen" in given:
-                del node.output[len(schema.OUTPUTS) : -1]  # those of scales
+                del node.output[len(schema.OUTPUTS) : -1]  # remove the outputs of scales
                 _name_outputs(node, (*schema.OUTPUTS, "key_screen_out"))
                 _set_version(node, SCREENED_VERSION)
 

@@ -1,16 +1,16 @@
-"""TensorRT's Python package, which is installed with TensorRT, and our plugin in it."""
+"""TensorRT's Python package, which is installed with TensorRT, and the loading of our plugin into it."""
 
 from typing import Any
 
+from sharp.core.errors import SharpError
 from sharp.plugins import library_path
-from sharp.plugins.errors import SharpError
 
 
 def import_tensorrt(otherwise: str = "") -> Any:
-    """The package; `otherwise` is what else the user can do where there is none.
+    """Return TensorRT's Python module; `otherwise` is appended to the error's message and names an alternative.
 
     Raises:
-        SharpError: it is not installed.
+        SharpError: the package is not installed.
     """
     try:
         import tensorrt
@@ -23,7 +23,9 @@ def import_tensorrt(otherwise: str = "") -> Any:
 
 
 def load_plugin(trt: Any) -> str:
-    """Register the plugin's creators; returns the library's path.
+    """Load Sharp's plugin library into TensorRT, which registers the plugin's creators, and return the library's path.
+
+    `trt` is the module that `import_tensorrt` returned.
 
     Raises:
         SharpError: the library is not built, or TensorRT could not load it.

@@ -1,8 +1,8 @@
-// ai.sharp::PagedAttention as a TensorRT plugin. The caches are updated in place where TensorRT lets an output be its
-// input (PreviewFeature::kALIASED_PLUGIN_IO_10_03), and copied first where it does not.
+// ai.sharp::PagedAttention as a TensorRT plugin. The caches are updated in place if TensorRT lets an output alias its
+// input (PreviewFeature::kALIASED_PLUGIN_IO_10_03); otherwise the caches are copied first.
 //
-// TensorRT asks for the number of outputs before it names any type, so there is a version for each set of auxiliary
-// cache tensors: 1 without, 2 over caches with scales, 3 with a key screen.
+// TensorRT asks for the number of outputs before it names any type, so the plugin has a version for each set of
+// auxiliary cache tensors: 1 has none, 2 has scales, 3 has a key screen.
 #pragma once
 
 #include "plugin.h"
@@ -14,7 +14,7 @@ enum class Beside { kNothing, kScales, kScreen };
 class PagedAttentionPlugin : public Plugin {
  public:
   static constexpr const char* kName = "PagedAttention";
-  static constexpr const char* kVersions[] = {"1", "2", "3"};  // by Beside
+  static constexpr const char* kVersions[] = {"1", "2", "3"};  // indexed by Beside
 
   PagedAttentionPlugin(Beside beside, const SharpAttributes& attributes, nvinfer1::TensorRTPhase phase,
                        SharpDevice device)

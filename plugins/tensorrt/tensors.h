@@ -1,13 +1,13 @@
-// The inputs of a node as TensorRT describes them, and what of them both plugins read alike.
+// The inputs of a node as TensorRT describes them, and the functions with which both plugins read them.
 #pragma once
 
 #include <NvInferRuntime.h>
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "attributes.h"
-#include "sharp_head_params.h"
 
 namespace sharp::tensorrt {
 
@@ -15,15 +15,6 @@ inline int64_t elements(const nvinfer1::Dims& dims) {
   int64_t product = 1;
   for (int32_t index = 0; index < dims.nbDims; ++index) product *= dims.d[index];
   return product;
-}
-
-// Whether a cache of the type has scales.
-inline bool has_scales(nvinfer1::DataType type) {
-  return type == nvinfer1::DataType::kINT8 || type == nvinfer1::DataType::kFP8;
-}
-
-inline size_t bytes_of(nvinfer1::DataType type) {
-  return type == nvinfer1::DataType::kFLOAT ? 4 : has_scales(type) ? 1 : 2;
 }
 
 inline SharpType sharp_type(nvinfer1::DataType type) {
@@ -34,27 +25,27 @@ inline SharpType sharp_type(nvinfer1::DataType type) {
   return SHARP_FLOAT32;
 }
 
-// Descriptions of either kind as plain shapes and types; -1 where a size is not known yet.
-template <int32_t kMost>
-struct Shapes {
-  nvinfer1::Dims dims[kMost];
-  nvinfer1::DataType types[kMost];
+inline size_t bytes_of(nvinfer1::DataType type) { return sharp::bytes_of(sharp_type(type)); }
 
-  Shapes(const nvinfer1::PluginTensorDesc* inputs, int32_t count) {
-    for (int32_t input = 0; input < std::min(count, kMost); ++input) {
-      dims[input] = inputs[input].dims;
-      types[input] = inputs[input].type;
-    }
+// Plain shapes and types from either kind of TensorRT's descriptions; a size that is not known yet is -1.
+struct Tensors {
+  Tensors(const nvinfer1::PluginTensorDesc* inputs, int32_t count, int32_t most) : shapes(most) {
+    for (int32_t input = 0; input < std::min(count, most); ++input) add(input, inputs[input].dims, inputs[input].type);
   }
-  Shapes(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t count, bool largest) {
-    for (int32_t input = 0; input < std::min(count, kMost); ++input) {
-      dims[input] = largest ? inputs[input].max : inputs[input].desc.dims;
-      types[input] = inputs[input].desc.type;
-    }
+  Tensors(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t count, int32_t most, bool largest) : shapes(most) {
+    for (int32_t input = 0; input < std::min(count, most); ++input)
+      add(input, largest ? inputs[input].max : inputs[input].desc.dims, inputs[input].desc.type);
   }
+  void add(int32_t input, const nvinfer1::Dims& dims, nvinfer1::DataType type) {
+    shapes[input] = {true, {dims.d, dims.d + dims.nbDims}};
+    types.push_back(type);
+  }
+
+  std::vector<InputShape> shapes;
+  std::vector<nvinfer1::DataType> types;
 };
 
-// Throws InputError.
+// Throws InputError with `what` unless `holds`.
 inline void require(bool holds, const char* what) {
   if (!holds) throw InputError(what);
 }
@@ -65,28 +56,29 @@ inline void require_count(int32_t count, int32_t least, int32_t most) {
                      (most == least ? "" : " to " + std::to_string(most)));
 }
 
-inline void require_rank(const char* name, const nvinfer1::Dims& dims, int32_t rank) {
-  if (dims.nbDims != rank)
-    throw InputError(std::string(name) + " has " + std::to_string(dims.nbDims) + " dimensions, but must have " +
-                     std::to_string(rank));
+// Sets the buffers of a call to those of the inputs that are given.
+template <typename Op>
+void set_inputs(const Tensors& tensors, const void* const* inputs, typename Op::Call& call) {
+  for (size_t input = 0; input < tensors.types.size(); ++input)
+    if (is_there(Op::kInputs[input], tensors.shapes[input]))
+      *reinterpret_cast<const void**>(reinterpret_cast<char*>(&call) + Op::kInputs[input].buffer) = inputs[input];
 }
 
-// What both ops take per query head; null for an input that is left out. `Problem` is one of sharp_cuda.h's.
-template <typename Problem>
-void read_head_inputs(Problem& problem, const nvinfer1::Dims* head_params, const nvinfer1::Dims* alibi_slopes) {
-  if (head_params != nullptr) {
-    require(head_params->nbDims == 2 && head_params->d[0] == problem.q_heads,
-            "head_params must be [q_heads, parameters]");
-    problem.head_params_width = head_params->d[1];
+// Whether the definition allows a type for an input whose type is neither T nor C.
+inline bool fits(TensorType expected, nvinfer1::DataType type) {
+  switch (expected) {
+    case TensorType::kFloat:
+      return type == nvinfer1::DataType::kFLOAT;
+    case TensorType::kInt8:
+      return type == nvinfer1::DataType::kINT8;
+    case TensorType::kBool:  // int32 works, too, because the kernels read the first byte of 0 or 1
+      return type == nvinfer1::DataType::kBOOL || type == nvinfer1::DataType::kINT32;
+    default:
+      return type == nvinfer1::DataType::kINT32;
   }
-  const char* mistake = sharp_head_params_mistake(problem.attributes.normalizer, problem.head_params_width);
-  require(mistake == nullptr, mistake);
-  problem.alibi = alibi_slopes != nullptr;
-  if (alibi_slopes != nullptr)
-    require(alibi_slopes->nbDims == 1 && alibi_slopes->d[0] == problem.q_heads, "alibi_slopes must be [q_heads]");
 }
 
-// A status of libsharp_cuda.so.
+// Throws the last error of libsharp_cuda.so unless `status` is 0.
 inline void check(int status) {
   if (status != 0) throw std::runtime_error(sharp_cuda_last_error());
 }

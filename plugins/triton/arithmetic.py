@@ -1,4 +1,4 @@
-"""Arithmetic in fewer instructions than Triton's own, and of numbers that may be infinite."""
+"""Arithmetic in fewer instructions than Triton's own, and on numbers that may be infinite."""
 
 import triton
 import triton.language as tl
@@ -8,13 +8,13 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def finite_or_zero(peak):
-    """What may be subtracted: before the first finite logit the maximum is -inf, and -inf - -inf is NaN."""
+    """Return the peak, or 0 if it is -inf, so that -inf - peak is not NaN before the first finite logit."""
     return tl.where(peak == -float("inf"), 0.0, peak)
 
 
 @triton.jit
 def log2(x):
-    """To 2^-22 in one instruction, for whole tiles: `tl.log2` takes 25, and takes a subnormal number for 0."""
+    """Return log2 x, accurate to 2^-22, in one instruction; `tl.log2` takes 25, and flushes a subnormal number to 0."""
     if INTERPRETED:
         result = tl.log2(x)
     else:
@@ -24,7 +24,7 @@ def log2(x):
 
 @triton.jit
 def log2_above_one(x):
-    """As `log2` for x >= 1, which is never subnormal: without the three instructions that look for that."""
+    """Return log2 x for x >= 1, which is never subnormal, without the three instructions that check for that."""
     if INTERPRETED:
         result = tl.log2(x)
     else:
@@ -34,7 +34,10 @@ def log2_above_one(x):
 
 @triton.jit
 def exp2(x):
-    """2^x to 2^-22 in one instruction: `tl.exp2` takes four, for results that are subnormal, which are 0 here."""
+    """Return 2^x, accurate to 2^-22, in one instruction.
+
+    Subnormal results are 0; `tl.exp2` takes four instructions for them.
+    """
     if INTERPRETED:
         result = tl.exp2(x)
     else:
@@ -44,7 +47,7 @@ def exp2(x):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x in one instruction and to 2^-22; of a subnormal number infinity."""
+    """Return 1 / x, accurate to 2^-22, in one instruction; infinity for a subnormal number."""
     if INTERPRETED:
         result = 1.0 / x
     else:
@@ -54,11 +57,11 @@ def reciprocal(x):
 
 @triton.jit
 def in_bfloat16(numbers, PARTS: tl.constexpr):
-    """Float32 numbers as a sum of one to three of bfloat16, each the rounding of what those before it left."""
+    """Split float32 numbers into a tuple of PARTS (1 to 3) bfloat16 tensors, each the rounding of what is left."""
     first = numbers.to(tl.bfloat16)
     if PARTS == 1:
         return (first,)
-    elif PARTS == 2:  # noqa: RET505 - Triton 3.6 wants returns behind each other to be of one type
+    elif PARTS == 2:  # noqa: RET505 - Triton 3.6 wants consecutive returns to be of one type
         return first, left_over(numbers, first).to(tl.bfloat16)
     else:
         rest = left_over(numbers, first)
@@ -68,6 +71,6 @@ def in_bfloat16(numbers, PARTS: tl.constexpr):
 
 @triton.jit
 def left_over(numbers, part):
-    """What a part leaves of float32 numbers; of an infinite one nothing, and not NaN."""
+    """Return the remainder of float32 numbers after subtracting their bfloat16 part; 0 (not NaN) for infinities."""
     rest = numbers - part.to(tl.float32)
     return tl.where(rest == rest, rest, 0.0)

@@ -1,4 +1,4 @@
-"""The first kernel of a step: new keys and values into slots, zeros where no other kernel writes, and the plan."""
+"""The first kernel of a step: it stores new keys and values, clears what no other kernel writes, and makes the plan."""
 
 import triton
 import triton.language as tl
@@ -39,10 +39,16 @@ def write_cache(
     causal,
     OPTIONS: tl.constexpr,
 ):
-    """Tiles of `OPTIONS.rows` tokens and one KV head. Grid: token tiles and one program for the plan, KV heads.
+    """Store the keys and values of `OPTIONS.rows` tokens and one KV head; the last program in axis 0 makes the plan.
 
-    A slot of -1 is not stored, nor is one behind the `slots` of the cache: the host cannot see them. The output of
-    tokens behind the last sequence's becomes 0, and so do all statistics.
+    Grid: token tiles and one program for the plan, KV heads.
+
+    `key` and `value` point to [tokens, kv_heads, dim], the caches to the op's caches, which are changed, `slot_mapping`
+    to int32 [tokens]. `output` is [tokens, q_heads, value_dim], `stats` [tokens, q_heads, `columns`]; `plan` is scratch
+    memory as `make_plan` writes it. `units`, `workers`, `items` and `most_tokens` are those of `LaunchPlan`.
+
+    Tokens whose slot is -1 or beyond the `slots` of the cache are not stored, because the host cannot check slots. The
+    output of tokens behind the last sequence becomes 0, and so do all statistics.
     """
     kv_head = tl.program_id(1)
     if tl.program_id(0) == tl.num_programs(0) - 1:
@@ -58,9 +64,10 @@ def write_cache(
 def store_tokens(
     new, query_start, output, stats, tokens, sequences, q_heads, kv_heads, slots, columns, OPTIONS: tl.constexpr
 ):
-    """What a program of `write_cache` stores; `new` are its first five arguments.
+    """Store this program's tile of tokens for one KV head, and clear their statistics and unused output.
 
-    Returns the keys as the cache holds them [rows, head_width], their slots, and whether they were stored.
+    `new` is (key, value, key_cache, value_cache, slot_mapping), pointers as in `write_cache`. Return the keys as the
+    cache holds them [rows, head_width], their slots [rows], and whether they were stored [rows].
     """
     key, value, key_cache, value_cache, slot_mapping = new
     kv_head = tl.program_id(1)
@@ -78,7 +85,7 @@ def store_tokens(
     keys = tl.load(key + row[:, None] * OPTIONS.head_dim + channels[None, :], mask=inside, other=0.0)
     keys = keys.to(key_cache.dtype.element_ty)
     place = panel * (OPTIONS.head_dim * OPTIONS.block_size) + offset
-    # Transposed, so that neighbouring threads write neighbouring slots.
+    # The keys are transposed, so that neighbouring threads write neighbouring slots.
     at = key_cache + place[None, :] + channels[:, None] * OPTIONS.block_size
     tl.store(at, tl.trans(keys), mask=within[:, None] & stored[None, :])
 
@@ -97,7 +104,10 @@ def store_tokens(
 def clear(
     token, exists, query_start, output, stats, sequences, q_heads, kv_heads, kv_head, columns, OPTIONS: tl.constexpr
 ):
-    """Zeros into the tokens' statistics, and into the output of those behind the last sequence's."""
+    """Write zeros into the tokens' statistics, and into the output of tokens behind the last sequence.
+
+    `token` [rows] are numbers of tokens, of which those that `exists` are cleared, for the query heads of `kv_head`.
+    """
     group = q_heads // kv_heads
     channels = tl.arange(0, OPTIONS.value_width)
     within = channels < OPTIONS.value_dim
@@ -113,7 +123,7 @@ def clear(
 
 @triton.jit
 def quantized(numbers, inverse):
-    """Integers as float32, rounded to even; 0 for NaN, of which the scale tells."""
+    """Return numbers * inverse as float32, rounded to integers (ties to even) and limited to +-127; 0 for NaN."""
     scaled = numbers * inverse
     bounded = tl.minimum(tl.maximum(scaled, -127.0), 127.0)
     ROUNDER: tl.constexpr = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer
@@ -122,16 +132,17 @@ def quantized(numbers, inverse):
 
 @triton.jit
 def rounded(numbers, inverse, OPTIONS: tl.constexpr):
-    """What the cache holds of numbers: integers as float32, or the bytes of e4m3 as int32."""
+    """Return numbers * inverse as the cache stores them: integers as float32, or for fp8 the bytes of e4m3 as int32."""
     return encoded(numbers * inverse) if OPTIONS.cache_dtype == "fp8" else quantized(numbers, inverse)
 
 
 @triton.jit
 def store_token(held, scale, numbers, offset, column, OPTIONS: tl.constexpr):
-    """A block [channels, block_size] as `rounded` gives it, and its scale, after a token at `offset` went into it.
+    """Return a block [channels, block_size], as `rounded` gives it, and its scale after storing a token at `offset`.
 
-    As `store_int8` and `store_fp8` of `sharp.plugins.ops.reference` say, to the bit. `column` [block_size] numbers the
-    block's slots.
+    The result is that of `store_int8` and `store_fp8` in `sharp.plugins.op.reference`, bit for bit: a token at offset 0
+    starts the block anew, and a later token with larger numbers raises the scale. `numbers` is the token's float32
+    [channels]; `column` [block_size] numbers the block's slots.
     """
     sizes = tl.abs(numbers)
     FP8: tl.constexpr = OPTIONS.cache_dtype == "fp8"
@@ -149,25 +160,15 @@ def store_token(held, scale, numbers, offset, column, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def store_scaled(
-    numbers,
-    cache,
-    scales,
-    token,
-    tokens,
-    slot_mapping,
-    block,
-    kv_head,
-    kv_heads,
-    layout,
-    channels,
-    dim: tl.constexpr,
-    OPTIONS: tl.constexpr,
-):
-    """All tokens from `token` on that go to `block`, in order, into one of two caches.
+def store_scaled(numbers, cache, scales, tokens_of_block, layout, channels, dim: tl.constexpr, OPTIONS: tl.constexpr):
+    """Store all tokens of a block, in order, into a key or value cache with scales.
 
-    `layout` [channels, block_size] says where a block's numbers lie in it.
+    `numbers` points to the new keys or values [tokens, kv_heads, `dim`], `cache` to the cache, `scales` to float32
+    [blocks, kv_heads]. `tokens_of_block` is (token, tokens, slot_mapping, block, kv_head, kv_heads): of the next
+    block_size tokens from `token` on, those of `block` are stored. `channels` counts from 0 to `dim` rounded up.
+    `layout` [channels, block_size] gives the offsets of a block's numbers within the block.
     """
+    token, tokens, slot_mapping, block, kv_head, kv_heads = tokens_of_block
     head = block.to(tl.int64) * kv_heads + kv_head
     within = channels < dim
     at = cache + head * (dim * OPTIONS.block_size) + layout
@@ -181,7 +182,7 @@ def store_scaled(
             row = (following.to(tl.int64) * kv_heads + kv_head) * dim
             new = tl.load(numbers + row + channels, mask=within, other=0.0).to(tl.float32)
             held, scale = store_token(held, scale, new, slot % OPTIONS.block_size, column, OPTIONS)
-    tl.debug_barrier()  # several threads read the scale, and may read the same numbers
+    tl.debug_barrier()  # several threads read the scale and the numbers, so all must read before one writes
     tl.store(at, held.to(cache.dtype.element_ty), mask=within[:, None])
     tl.store(scales + head, scale)
 
@@ -215,11 +216,12 @@ def write_scaled_cache(
     causal,
     OPTIONS: tl.constexpr,
 ):
-    """`write_cache` for caches with scales. Grid: tokens and one program for the plan, KV heads.
+    """Store new keys and values into caches with scales; otherwise like `write_cache`.
 
-    The first token of a block stores all that go to it.
+    Grid: tokens and one program for the plan, KV heads. The program of a block's first token stores all tokens of the
+    block. `key_scale` and `value_scale` point to float32 [blocks, kv_heads], which are changed.
 
-    Tokens of one block must be less than a block apart, as they are when slots follow positions.
+    Tokens of one block must be less than a block apart, which holds when slots follow positions.
     """
     token, kv_head = tl.program_id(0), tl.program_id(1)
     if token == tl.num_programs(0) - 1:
@@ -237,36 +239,11 @@ def write_scaled_cache(
     earlier = tl.load(slot_mapping + before, mask=(before >= 0) & (before > token - OPTIONS.block_size), other=-1)
     if tl.sum(((earlier >= 0) & (earlier // OPTIONS.block_size == block)).to(tl.int32), 0) > 0:
         return
+    tokens_of_block = (token, tokens, slot_mapping, block, kv_head, kv_heads)
     column = tl.arange(0, OPTIONS.block_size)
     channels = tl.arange(0, OPTIONS.head_width)
-    store_scaled(
-        key,
-        key_cache,
-        key_scale,
-        token,
-        tokens,
-        slot_mapping,
-        block,
-        kv_head,
-        kv_heads,
-        channels[:, None] * OPTIONS.block_size + column[None, :],
-        channels,
-        OPTIONS.head_dim,
-        OPTIONS,
-    )
+    layout = channels[:, None] * OPTIONS.block_size + column[None, :]
+    store_scaled(key, key_cache, key_scale, tokens_of_block, layout, channels, OPTIONS.head_dim, OPTIONS)
     channels = tl.arange(0, OPTIONS.value_width)
-    store_scaled(
-        value,
-        value_cache,
-        value_scale,
-        token,
-        tokens,
-        slot_mapping,
-        block,
-        kv_head,
-        kv_heads,
-        column[None, :] * OPTIONS.value_dim + channels[:, None],
-        channels,
-        OPTIONS.value_dim,
-        OPTIONS,
-    )
+    layout = column[None, :] * OPTIONS.value_dim + channels[:, None]
+    store_scaled(value, value_cache, value_scale, tokens_of_block, layout, channels, OPTIONS.value_dim, OPTIONS)

@@ -1,24 +1,24 @@
-"""Decoding: sequences of one token or few, their keys split over programs; `merge.py` puts the splits together.
+"""Decoding: sequences of one or few tokens, with their keys split over programs; `merge.py` merges the splits.
 
-Which keys a program has is its work item, in the plan that the first kernel makes (`plan.py`).
+A program computes one work item, a range of keys given by the plan that the first kernel makes (`plan.py`).
 
-Query heads that share a KV head are the rows of one tile, and so are the tokens of a sequence, up to `most_tokens`:
-keys and values are read once for all of them. Where a tile has too few rows, such as for 4 tokens and groups of 8
-heads, other programs have the rest at about the same time, and find keys and values in the second-level cache.
-Sequences with more tokens are left to `prefill.py`, but not where a step has no more tokens than sequences: what is
-decoded together, a unit, is then one token.
+Query heads that share a KV head are the rows of one tile, and so are the tokens of a sequence, up to `most_tokens`.
+Keys and values are then read once for all these rows. If a tile has too few rows (such as for 4 tokens and groups of 8
+heads), other programs take the remaining rows at about the same time and find keys and values in the L2 cache.
+Sequences with more tokens are computed by `prefill.py`. If a step has no more tokens than sequences, a unit of decoding
+is one token instead of a sequence, and decoding takes all of them.
 
 Softmax, ssa, softpick and the pointwise normalizers take one kernel, `decode_stream`. Adaptive softmax and entmax take
-three: `decode_observe` reads the keys and leaves the logits in scratch memory, `solve.py` finds each row's
-temperature or threshold from them, `decode_settled` reads the values, under entmax only of keys that some row gives a
-weight.
+three: `decode_observe` reads the keys and stores the logits in scratch memory, `solve.py` finds each row's temperature
+or threshold from the logits, and `decode_settled` reads the values (under entmax only those of keys with a weight in
+some row).
 
 Scratch memory, float32 (rows = tokens that may be decoded here * q_heads):
     sums      [items, tokens of a unit, q_heads, 8]: peak, total, weighted_log, highest, lowest, visible, support, and
-              of softpick opposed, of `normalizers.py`
+              opposed (softpick only), as in `normalizers.py`
     outputs   [items, tokens of a unit, q_heads, value_dim]
     logits    [rows, max_blocks * block_size], -infinity where a key is not seen
-    solution  [rows, 3]: peak, inverse temperature or tau, and the weight of the sink beside those of the keys
+    solution  [rows, 3]: peak, inverse temperature or tau, and the weight of the sink relative to those of the keys
 """
 
 import triton
@@ -71,7 +71,12 @@ def store_sums(
     WEIGHED: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """What a split has found: `OBSERVED` the logits, `WEIGHED` the weights, or both."""
+    """Store the sums of a split in the rows `index` of `sums` [.., 8], for rows that exist; logits get their factor.
+
+    `state` is a walk's state, added up. Columns 0 to 2 are always stored: peak, total, weighted_log. OBSERVED: 5
+    (visible), and with STATISTICS 3 and 4 (highest, lowest). WEIGHED and STATISTICS: 6 (support). Softpick: 7
+    (opposed).
+    """
     peak, total, weighted_log, highest, lowest, visible, support, _, opposed = state
     if OBSERVED:
         factor = logit_factor(scale, OPTIONS)
@@ -94,7 +99,10 @@ def store_sums(
 
 @triton.jit
 def collects(collect_stats, OPTIONS: tl.constexpr):
-    """Whether statistics are requested: kernels have a loop with them and one without, in which they cost nothing."""
+    """Return whether statistics are requested: the bool that `collect_stats` points to, if `OPTIONS.statistics`.
+
+    Kernels have one loop with statistics and one without, where they cost nothing.
+    """
     collect = False
     if OPTIONS.statistics:
         collect = tl.load(collect_stats).to(tl.int32) != 0
@@ -113,7 +121,11 @@ def observe_split(
     MODE: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """Walk a split's keys, and store what comes of it at the rows `index`."""
+    """Walk a split's keys, and store the sums (and the output, if values are weighed) at the rows `index`.
+
+    MODE is "observe", which stores the logits and weighs no values, or "stream". `bounds`, `source` and `stored` are
+    those of `walk`.
+    """
     ALONE: tl.constexpr = MODE == "observe"
     exists, scale = stored[1], source[3][0]
     state = walk(bounds, source, (0.0, 0.0), stored, OPTIONS, MODE, "none", STATISTICS, ALONE)
@@ -125,7 +137,10 @@ def observe_split(
 
 @triton.jit
 def store_output(outputs, index, exists, output, OPTIONS: tl.constexpr):
-    """A split's share of the output, before the division."""
+    """Store a split's share of the output [rows, value_width], before the division by the sum of weights.
+
+    `outputs` points to float32 [.., value_dim], of which the rows `index` are written where a row `exists`.
+    """
     channels = tl.arange(0, OPTIONS.value_width)
     inside = exists[:, None] & (channels < OPTIONS.value_dim)[None, :]
     tl.store(outputs + index[:, None] * OPTIONS.value_dim + channels[None, :], output, mask=inside)
@@ -161,7 +176,11 @@ def decode_stream(
     softcap,
     OPTIONS: tl.constexpr,
 ):
-    """One pass over the keys and values of a split. Grid: work items, KV heads * row blocks."""
+    """Compute a split in one pass over its keys and values. Grid: work items, KV heads * row blocks.
+
+    The split's sums and share of the output are written to scratch memory: `sums` [items, tokens of a unit, q_heads, 8]
+    and `outputs` [items, tokens of a unit, q_heads, value_dim]. A program without keys writes nothing.
+    """
     item = tl.program_id(0)
     unit, split, most = item_of(plan, units, query_start, sequences, most_tokens, item)
     sequence, first, count, _, _ = unit
@@ -217,7 +236,11 @@ def decode_observe(
     softcap,
     OPTIONS: tl.constexpr,
 ):
-    """The logits of a split into scratch memory, and what the solution is found from. Grid as `decode_stream`."""
+    """Store the logits of a split, and the sums that the solution is found from.
+
+    Grid: work items, KV heads * row blocks. Scratch memory: `logits` float32 [rows, max_blocks * block_size], -infinity
+    where a key is not seen, and `sums` [items, tokens of a unit, q_heads, 8].
+    """
     item = tl.program_id(0)
     unit, split, most = item_of(plan, units, query_start, sequences, most_tokens, item)
     sequence, first, count, _, _ = unit
@@ -250,10 +273,15 @@ def decode_observe(
 def weigh_stored(
     low, high, begin, end, cache, stored, solution, alpha, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
 ):
-    """The state after the stored logits of the keys [low, high); values are read where a weight is not 0."""
+    """Return a walk's state, added up, after the stored logits of the keys [low, high).
+
+    `stored` is (pointers [rows] to the logits of key 0, whether the rows exist), `solution` the rows' peak and inverse
+    temperature or tau. Only values of keys in [begin, end) are read, under entmax only of keys that some row gives a
+    weight.
+    """
     peak, total, weighted_log, highest, lowest, visible, support, output, opposed = empty_state(OPTIONS, False)
     pointers, exists = stored
-    # Under entmax no matrix product follows a load at once, and Triton would fetch no logits ahead by itself.
+    # Under entmax no matrix product directly follows a load, so Triton would not prefetch logits by itself.
     AHEAD: tl.constexpr = 4 if OPTIONS.normalizer == "entmax" else None
     for tile in tl.range(low // OPTIONS.keys, (high + OPTIONS.keys - 1) // OPTIONS.keys, num_stages=AHEAD):
         start = tile * OPTIONS.keys
@@ -279,7 +307,11 @@ def weigh_stored(
 
 @triton.jit
 def values_of(start, needed, begin, end, cache, OPTIONS: tl.constexpr):
-    """Values [keys, value_width] and scales of the tile's keys that are `needed` and seen."""
+    """Return values [keys, value_width] and scales [keys] of the tile's keys that are `needed` [keys] and seen.
+
+    The tile begins at the key `start`. A key is seen if it has a block and lies in [begin, end). Other keys have the
+    value 0.
+    """
     keys = start + tl.arange(0, OPTIONS.keys)
     page = load_pages(start, cache, OPTIONS, False)
     return load_values(start, needed & (page >= 0) & (keys >= begin) & (keys < end), page, cache, OPTIONS, False)
@@ -310,7 +342,11 @@ def decode_settled(
     alpha,
     OPTIONS: tl.constexpr,
 ):
-    """Weights from the stored logits and the solution, and the values. Grid as `decode_stream`."""
+    """Weigh a split's values by weights from the stored logits and the solution.
+
+    Grid: work items, KV heads * row blocks. `logits` and `solution` are what `decode_observe` and `decode_solve`
+    stored. The split's columns 0 to 2 and 6 of `sums`, and its `outputs`, are written.
+    """
     item = tl.program_id(0)
     unit, split, most = item_of(plan, units, query_start, sequences, most_tokens, item)
     sequence, _, count, _, _ = unit
@@ -339,12 +375,16 @@ def decode_settled(
 
 @triton.jit
 def settle_split(bounds, cache, stored, solution, alpha, found, index, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """Weigh a split's values, and store what comes of it at the rows `index`."""
+    """Weigh a split's values, and store the sums and the output at the rows `index`.
+
+    `bounds` is (low, high, begin, end): the split's keys, and the keys whose values may be read. `found` is (sums,
+    outputs).
+    """
     low, high, begin, end = bounds
     sums, outputs = found
     state = weigh_stored(low, high, begin, end, cache, stored, solution, alpha, OPTIONS, STATISTICS)
     _, total, weighted_log, highest, lowest, visible, support, output, opposed = state
-    # All splits have the same peak: what is merged has none.
+    # All splits have the same peak, so the merge needs no peak: 0 stands for it.
     none = tl.full([OPTIONS.rows], 0, tl.float32)
     state = (none, total, weighted_log, highest, lowest, visible, support, output, opposed)
     store_sums(sums, index, stored[1], state, 1.0, OPTIONS, False, True, STATISTICS)

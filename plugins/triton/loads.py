@@ -1,4 +1,4 @@
-"""What the kernels read: rows of queries, keys and values by way of the block table, and what is known per head.
+"""The loads of the kernels: rows of queries, keys and values through the block table, and the parameters of heads.
 
 The tuples `row` and `cache` are those of `walk.py`. MAPPED: every key of the tile is known to have a block.
 """
@@ -9,10 +9,11 @@ import triton.language as tl
 from sharp.plugins.triton.arithmetic import INTERPRETED, in_bfloat16
 from sharp.plugins.triton.e4m3 import BFLOAT16_OF_E4M3, FLOAT16_OF_E4M3, decoded
 
-# Four integers of 8 bits, by their bytes. In bfloat16, whose 128 has zeros in its last seven bits: 128 with the lower
-# seven bits of an integer, less 128 or, with the sign before them, 256. In float16: 1024 + 128 with the integer added,
-# less that. They are not pure, or Triton would convert behind what distributes operands to threads, byte by byte, which
-# takes half as many instructions again.
+# Four bytes, integers of 8 bits, become four 16-bit floats. In bfloat16, where 128 has zeros in its last seven bits,
+# the lower seven bits of the integer are put into 128, and 128 is subtracted, or 256 if the integer is negative. In
+# float16 the integer is added to the bits of 1024 + 128, which is then subtracted. The code is declared impure.
+# Otherwise Triton would convert byte by byte after distributing the operands to threads, which takes 1.5 times as many
+# instructions.
 BFLOAT16 = tl.constexpr("""{
 .reg .b32 low, high, bits, sign, one;
 mov.b32 one, 0xBF80BF80;
@@ -38,7 +39,10 @@ sub.f16x2 $1, high, magic;
 
 @triton.jit
 def load_query(query, rows, exists, OPTIONS: tl.constexpr):
-    """Query rows [rows, head_width], by their number (int64), as a tuple of parts; zeros where a row does not exist."""
+    """Return query rows [rows, head_width] by their numbers `rows` (int64); zeros for rows that do not `exist`.
+
+    The result is a tuple of `OPTIONS.query_parts` tensors, whose sum is the query. `query` points to rows of head_dim.
+    """
     channels = tl.arange(0, OPTIONS.head_width)
     offsets = rows * OPTIONS.head_dim
     inside = exists[:, None]
@@ -50,7 +54,11 @@ def load_query(query, rows, exists, OPTIONS: tl.constexpr):
 
 @triton.jit
 def row_numbers(first, count, token, heads, q_heads, OPTIONS: tl.constexpr):
-    """Where rows stand among queries, outputs and statistics (int64); `token` counts from the sequence's `first`."""
+    """Return the rows' numbers (int64) in queries, outputs and statistics.
+
+    `token` [rows] counts from `first`, the sequence's first token; `heads` [rows] are query heads. `count` is the
+    sequence's number of tokens, which is read for contiguous queries only.
+    """
     if OPTIONS.contiguous:  # [sequences, q_heads, tokens of a sequence]
         rows = first.to(tl.int64) * q_heads + heads * count + token
     else:  # [tokens, q_heads]
@@ -60,13 +68,19 @@ def row_numbers(first, count, token, heads, q_heads, OPTIONS: tl.constexpr):
 
 @triton.jit
 def context_of(context_lens, sequence, max_blocks, OPTIONS: tl.constexpr):
-    """How many keys a sequence has before this step. The host cannot see it: what is no length must not wrap around."""
+    """Return a sequence's number of keys before this step, limited to the block table's room.
+
+    The host cannot see the number, so an invalid one must not make positions overflow.
+    """
     return tl.minimum(tl.load(context_lens + sequence), max_blocks * OPTIONS.block_size)
 
 
 @triton.jit
 def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.constexpr):
-    """How many keys a sequence has, with those of its `count` tokens in this step."""
+    """Return a sequence's number of keys, including those of its `count` tokens in this step.
+
+    For contiguous keys the number is read from `block_table` [sequences]; otherwise it is limited to the block table.
+    """
     if OPTIONS.contiguous:
         keys = tl.load(block_table + sequence)
     else:
@@ -76,7 +90,11 @@ def keys_of(block_table, sequence, context, count, max_blocks, OPTIONS: tl.const
 
 @triton.jit
 def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: tl.constexpr):
-    """Slope, b and n of the rows' heads, of sigmoid bias and power, of relu power and 0; zeros where there is none."""
+    """Return the ALiBi slope and the parameters b and n of the rows' `heads`, float32 [rows] each, 0 where absent.
+
+    For sigmoid b is the bias and n the power; for relu and relu2 b is the power. `parameters` is the width of
+    `head_params`, 0 if it is absent.
+    """
     slope = tl.full([OPTIONS.rows], 0, tl.float32)
     b, n = slope, slope
     if OPTIONS.alibi:
@@ -94,21 +112,29 @@ def head_values(head_params, alibi_slopes, heads, exists, parameters, OPTIONS: t
 
 @triton.jit
 def sink_of(head_params, heads, exists, parameters, OPTIONS: tl.constexpr):
-    """The logits of the heads' sinks, -infinity where they have none; of one head or of rows."""
-    width = heads * 0 + parameters  # of the rows, as the interpreter would make a number of one comparison for all
+    """Return the logits of the sinks of `heads` (one head, or [rows]); -infinity without a column of sinks.
+
+    `parameters` is the width of `head_params`, 0 if it is absent.
+    """
+    width = heads * 0 + parameters  # one number per row; in the interpreter a scalar comparison would give a plain bool
     given = exists & (width > OPTIONS.own_parameters)
     return tl.load(head_params + heads * parameters + OPTIONS.own_parameters, mask=given, other=-float("inf"))
 
 
 @triton.jit
 def blocks_of(keys, OPTIONS: tl.constexpr):
-    """Number of cache blocks that hold the first `keys` keys of a sequence."""
+    """Return the number of cache blocks that hold the first `keys` keys of a sequence."""
     return (keys + OPTIONS.block_size - 1) // OPTIONS.block_size
 
 
 @triton.jit
 def cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """A walk's `cache`; `tensors` are the first four of it, `slots` those of all blocks, or of a contiguous head."""
+    """Return a walk's `cache`: the pointers to one sequence's keys and values, and the range of keys to read.
+
+    The tuple is (key_cache, value_cache, key_scale, value_scale, table, begin, end, kv_head, kv_heads, slots);
+    `tensors` are the first four. `table` points to the sequence's row of the block table, or is the offset of the
+    head's first key if keys are contiguous. `slots` is the number of slots of all blocks, or of a contiguous head.
+    """
     key_cache, value_cache, key_scale, value_scale = tensors
     if OPTIONS.contiguous:
         table = (sequence.to(tl.int64) * kv_heads + kv_head) * slots
@@ -119,14 +145,15 @@ def cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_h
 
 @triton.jit
 def every_block_mapped(low, high, cache, OPTIONS: tl.constexpr):
-    """Whether all keys in [low, high), by whole blocks, have a block: then loops need not ask for each of them."""
-    highest = (low * 0).to(tl.uint32)  # unsigned, in which -1 is above every block
+    """Return whether all keys in [low, high), by whole blocks, have a block, so that loops need not check each key."""
+    highest = (low * 0).to(tl.uint32)  # unsigned, so that -1 is above every block
     behind = highest + 1
     if not OPTIONS.contiguous:
         _, _, _, _, table, _, _, _, _, slots = cache
         behind = (slots // OPTIONS.block_size).to(tl.uint32)
         blocks = blocks_of(high, OPTIONS)
-        # A number and not a tensor goes round the loop: Triton gives up pipelining the loops whose bounds depend on it.
+        # The loop carries a scalar and not a tensor, because Triton does not pipeline loops whose bounds depend on a
+        # tensor carried by another loop.
         for start in tl.range(low // OPTIONS.block_size, blocks, 1024):
             index = start + tl.arange(0, 1024)
             page = tl.load(table + index, mask=index < blocks, other=0)
@@ -136,7 +163,11 @@ def every_block_mapped(low, high, cache, OPTIONS: tl.constexpr):
 
 @triton.jit
 def visible_keys(low, high, mapped, row, cache, OPTIONS: tl.constexpr):
-    """How many of the keys in [low, high) each row sees; unless all are `mapped`, by looking at every one's block."""
+    """Return the number of keys in [low, high) that each row sees, float32 [rows].
+
+    `mapped` is whether every key has a block; otherwise each key's block is looked up, and keys without one are not
+    counted. `row` and `cache` are those of a walk.
+    """
     _, begin, end, _, _, _ = row
     visible = tl.maximum(tl.minimum(end, high) - tl.maximum(begin, low), 0).to(tl.float32)
     if not mapped:
@@ -151,9 +182,10 @@ def visible_keys(low, high, mapped, row, cache, OPTIONS: tl.constexpr):
 
 @triton.jit
 def length_term(row, cache, parameters, OPTIONS: tl.constexpr):
-    """What the number n of keys that each row sees does: bias - power ln n of sigmoid, n^-power of relu.
+    """Return the effect of the number n of keys that each row sees: bias - power ln n for sigmoid, n^-power for relu.
 
-    It takes the place of the row's b. The row and the cache are those of all keys, not of a part.
+    The result, float32 [rows], takes the place of the row's b. `row` and `cache` are a walk's over all keys, not over a
+    part. If `parameters`, the width of head_params, is 0, the result is 0 for sigmoid and 1 for relu and relu2.
     """
     _, begin, end, _, b, n = row
     log_count = b * 0
@@ -166,12 +198,14 @@ def length_term(row, cache, parameters, OPTIONS: tl.constexpr):
 
 @triton.jit
 def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Block of every key of the tile at `start`, -1 for none; by whole blocks, so that loads of keys stay vectors.
+    """Return the block of every key of the tile at `start`, or -1; by whole blocks, so that loads of keys stay vectors.
 
-    The host cannot see the table: a number that is no block of the cache is none.
+    The result is int32 [keys]. MAPPED: every key of the tile is known to have a block. `cache` is a walk's.
 
-    A block is looked up once and not once for each of its keys: in prefill the registers that this takes made the
-    assembler wait for every single matrix product. Contiguous keys are all of block 0, as far as there are any.
+    The host cannot see the block table, so a number that is no block of the cache counts as -1.
+
+    A block is looked up once and not once for each of its keys. In prefill the registers for the latter made the
+    assembler wait for every single matrix product. All contiguous keys are in block 0, up to the last key.
     """
     _, _, _, _, table, _, end, _, _, slots = cache
     if OPTIONS.contiguous:
@@ -193,9 +227,10 @@ def load_pages(start, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 
 @triton.jit
 def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Keys [head_width, keys], and of a cache with scales theirs [keys].
+    """Return the keys of the tile at `start`, [head_width, keys] of `OPTIONS.key_element`, and their scales.
 
-    A block's panel is [head_dim, block_size], contiguous keys are [keys, head_dim].
+    Scales are float32 [keys], or 1.0 if the cache has none. Keys whose `page` (their block, from `load_pages`) is
+    negative are 0. A block's panel is [head_dim, block_size]; contiguous keys are [keys, head_dim].
     """
     key_cache, _, key_scale, _, table, _, _, kv_head, kv_heads, _ = cache
     channels = tl.arange(0, OPTIONS.head_width)
@@ -216,9 +251,11 @@ def load_keys(start, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
 
 @triton.jit
 def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Values [keys, value_width] of the keys that are `used`, and of a cache with scales theirs [keys].
+    """Return the values of the tile at `start`, [keys, value_width] of `OPTIONS.value_element`, and their scales.
 
-    What no row sees is not read, as it may be NaN.
+    Scales are float32 [keys], or 1.0 if the cache has none. Values of keys that are not `used` [keys] are 0, unless the
+    tile is MAPPED: then all are read. `page` is that of `load_pages`. Values that no row sees are not read, because
+    they may be NaN.
     """
     _, value_cache, _, value_scale, table, _, _, kv_head, kv_heads, _ = cache
     channels = tl.arange(0, OPTIONS.value_width)
@@ -242,7 +279,7 @@ def load_values(start, used, page, cache, OPTIONS: tl.constexpr, MAPPED: tl.cons
 
 @triton.jit
 def converted(numbers, ELEMENT: tl.constexpr):
-    """Numbers of a cache as operands of matrix products; those of 8 bits are exact there. uint8 is e4m3."""
+    """Return numbers of a cache as operands of matrix products, of type ELEMENT, exact for 8 bits. uint8 is e4m3."""
     if numbers.dtype == tl.uint8:
         if INTERPRETED:
             result = decoded(numbers.to(tl.int32)).to(ELEMENT)
@@ -254,7 +291,7 @@ def converted(numbers, ELEMENT: tl.constexpr):
             result = tl.inline_asm_elementwise(FLOAT16_OF_E4M3, "=r,=r,r", [numbers], tl.float16, is_pure=False, pack=4)
     elif numbers.dtype != tl.int8:
         result = numbers.to(ELEMENT)
-    elif INTERPRETED:  # which would take the integer for a bfloat16's bits
+    elif INTERPRETED:  # the interpreter would take the integer for the bits of a bfloat16
         result = numbers.to(tl.float32).to(ELEMENT)
     elif tl.bfloat16 == ELEMENT:
         result = tl.inline_asm_elementwise(BFLOAT16, "=r,=r,r", [numbers], tl.bfloat16, is_pure=False, pack=4)
@@ -265,7 +302,7 @@ def converted(numbers, ELEMENT: tl.constexpr):
 
 @triton.jit
 def block_scale(scale, page, cache, MAPPED: tl.constexpr):
-    """What the numbers of every key's block are multiplied by, float32 [keys]; 0 where there is no block."""
+    """Return the scale of every key's block, float32 [keys]; 0 for keys without a block."""
     _, _, _, _, _, _, _, kv_head, kv_heads, _ = cache
     pointers = scale + page.to(tl.int64) * kv_heads + kv_head
     return tl.load(pointers) if MAPPED else tl.load(pointers, mask=page >= 0, other=0.0)

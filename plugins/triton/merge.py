@@ -1,4 +1,4 @@
-"""The last kernels of decoding and of split prompts: the parts of a row become its output and statistics."""
+"""The last kernels of decoding and of split prompts, which merge the parts of a row into its output and statistics."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,10 @@ INTEGERS = ("sequences", "q_heads", "max_blocks", "most_tokens", "parameters", "
 
 @triton.jit
 def weight_of_sink(head_params, solution, head, exists, peak, parameters, OPTIONS: tl.constexpr):
-    """The weight of one row's sink beside those of its keys; `peak` is that of all parts."""
+    """Return the weight of one row's sink relative to those of the row's keys; `peak` is the peak of all parts.
+
+    If the normalizer solves for the weight, `solution` + 2 points to it. It is 0 under pointwise normalizers.
+    """
     if OPTIONS.solves:
         of_sink = tl.load(solution + 2)
     elif OPTIONS.pointwise:
@@ -48,10 +51,12 @@ def merge_row(
     OPTIONS: tl.constexpr,
     MOST_PARTS: tl.constexpr,
 ):
-    """Put the `active` parts of a row of a query head together: `own` among outputs and statistics.
+    """Merge the `active` parts of one row into its output and statistics at row `own`; `head` is its query head.
 
-    Its parts lie from `first` on in scratch memory, `stride` apart; its inverse temperature and the weight of its sink
-    lie behind `solution`, if they are solved for. The sink joins the parts here, once for all.
+    The parts lie in scratch memory, `sums` [.., 8] and `outputs` [.., value_dim], from row `first` on, `stride` rows
+    apart. `solution` points to three numbers of the row, the second its inverse temperature and the third its sink's
+    weight, if the normalizer solves for them. The sink joins the parts here, once. A row without parts becomes 0.
+    `columns` is the width of `stats`, which is written only if statistics are requested.
     """
     part = tl.arange(0, MOST_PARTS)
     used = part < active
@@ -82,7 +87,7 @@ def merge_row(
     at = own * OPTIONS.value_dim + channels[None, :]
     tl.store(output + at, result.to(output.dtype.element_ty), mask=inside)
 
-    if OPTIONS.statistics:  # noqa: SIM102 - decided when compiling, the flag when running
+    if OPTIONS.statistics:  # noqa: SIM102 - the first condition is for the compiler, the second for run time
         if tl.load(collect_stats).to(tl.int32) != 0:
             highest = tl.max(tl.load(place + 3, mask=used, other=-float("inf")), 0)
             lowest = tl.min(tl.load(place + 4, mask=used, other=float("inf")), 0)
@@ -120,12 +125,13 @@ def merge_prompts(
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: tokens, query heads. `sums` and `outputs` have the rows of the output.
+    """Merge the parts of a row of a prompt. Grid: tokens, query heads.
 
-    They are those of `prefill.py`, or of launch `stage` of `split_prefill.py`.
+    `sums` and `outputs` have the rows of the output. The sums come from `prefill.py`, or from launch `stage` of
+    `split_prefill.py`.
 
-    Contiguous rows are numbered by sequence and head first, so that a program may have another token's row; but then
-    all sequences are prompts, if any is.
+    Contiguous rows are numbered by sequence and head first, so a program may have another token's row. That is no
+    problem, because contiguous sequences are either all prompts or none.
     """
     if not is_prompts_token(query_start, sequences, most_tokens, tl.program_id(0)):
         return
@@ -178,7 +184,11 @@ def merge(
     MOST_SPLITS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: units * their most tokens, query heads. `sums`, `outputs` and `solution` are `decode.py`'s."""
+    """Merge the splits of the rows of decoding. Grid: units * their most tokens, query heads.
+
+    `sums` [items, tokens of a unit, q_heads, 8], `outputs` and `solution` [rows, 3] are what the other kernels of
+    decoding stored. `output` and, if statistics are requested, `stats` are written.
+    """
     index = tl.program_id(0) // tl.maximum(most_tokens, 1)
     unit = unit_of(query_start, sequences, most_tokens, index)
     token = tl.program_id(0) % tl.maximum(most_tokens, 1)

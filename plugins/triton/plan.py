@@ -1,12 +1,12 @@
-"""The plan of a decode step: which keys of which sequence each program has, made on the device.
+"""The plan of a decode step, made on the device: which keys of which sequence each program computes.
 
-The host sees neither the lengths of sequences nor which tokens are whose, and grids follow from shapes. So the first
-kernel of a step cuts the keys of all units (`rows.py`) into splits of about equal size, whatever sequences they are of:
-about as many as there are `workers`, programs that the device should have, and one more for each unit at most. A
-program of decoding has one of them, its work item; those behind the last item end at once.
+The host sees neither the lengths of sequences nor which tokens belong to which sequence, and grids follow from shapes.
+So the first kernel of a step cuts the keys of all units (`rows.py`) into splits of about equal size, across sequences.
+The number of splits is about `workers`, the number of programs that the device should have, and at most one more per
+unit. Each program of decoding computes one split, its work item; programs behind the last item end at once.
 
-Scratch memory `plan`, int32 [1 + units + items]: how many tiles of keys a split has at most; of every unit its first
-item; of every item its unit, -1 behind the last one.
+Scratch memory `plan`, int32 [1 + units + items]: the maximum number of tiles of keys in a split; for every unit its
+first item; for every item its unit, -1 behind the last item.
 """
 
 import triton
@@ -26,12 +26,16 @@ from sharp.plugins.triton.rows import (
 
 SPLIT_KEYS = tl.constexpr(options.SPLIT_KEYS)
 MOST_SPLITS = tl.constexpr(options.MOST_SPLITS)
-UNITS = tl.constexpr(256)  # that are looked at together
+UNITS = tl.constexpr(256)  # units that are processed together
 
 
 @triton.jit
 def present_lengths(sequence, lengths):
-    """Keys of contiguous sequences before and after a call; `lengths` as in `unit_tiles`."""
+    """Return the numbers of keys of contiguous sequences before and after a call.
+
+    `lengths` is (past_lens, total_lens, queries per sequence, new_keys, past, counted, slots). `past_lens` is read if
+    `past` is negative, `total_lens` if `counted` is not 0. The second number is limited to `slots`.
+    """
     past_lens, total_lens, _, new_keys, past, counted, slots = lengths
     first = tl.load(past_lens + sequence, mask=past < 0, other=past)
     total = first + new_keys
@@ -41,10 +45,12 @@ def present_lengths(sequence, lengths):
 
 @triton.jit
 def unit_tiles(units, index, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS: tl.constexpr):
-    """Tiles of keys that units see, by their number; 0 of those behind the last.
+    """Return the number of tiles of keys that units (by their numbers `index`) see; 0 for numbers behind the last unit.
 
-    `lengths` are query_start and context_lens, or of contiguous keys past_lens, total_lens, queries of a sequence,
-    new_keys, past, counted and slots: what other kernels read of them is not written yet.
+    A unit is a sequence, or one token if `most_tokens` is 0. Sequences of more tokens are prompts and count 0.
+
+    `lengths` are query_start and context_lens; for contiguous keys past_lens, total_lens, queries per sequence,
+    new_keys, past, counted and slots, because the buffers that other kernels read instead are not written yet.
     """
     unit = tl.minimum(index, units - 1)
     if OPTIONS.contiguous:
@@ -70,7 +76,11 @@ def unit_tiles(units, index, lengths, sequences, most_tokens, max_blocks, window
 def make_plan(
     plan, units, workers, items, lengths, sequences, most_tokens, max_blocks, window, causal, OPTIONS: tl.constexpr
 ):
-    """Writes the `plan`; for one program."""
+    """Write the `plan`, int32 [1 + units + items]; called by one program.
+
+    The plan is the maximum number of tiles of keys in a split; for every unit its first item; for every item its unit,
+    -1 behind the last item. `workers` is the number of programs to aim at. `lengths` is that of `unit_tiles`.
+    """
     tiles_in_all, longest = units * 0, units * 0
     for start in tl.range(0, units, UNITS):
         index = start + tl.arange(0, UNITS)
@@ -98,7 +108,11 @@ def make_plan(
 
 @triton.jit
 def item_of(plan, units, query_start, sequences, most_tokens, item):
-    """The unit of a work item, which of its splits it is, and the most tiles of a split; no tokens if there is none."""
+    """Return a work item's unit, the number of its split in the unit, and the maximum tiles of a split.
+
+    The unit is (sequence, first token, tokens, the sequence's tokens before it, the sequence's tokens in all), as from
+    `unit_of`; it has 0 tokens if there is no such item.
+    """
     index = tl.load(plan + 1 + units + item)
     number = tl.maximum(index, 0)
     sequence, first, taken, before, count = unit_of(query_start, sequences, most_tokens, number)
@@ -108,7 +122,10 @@ def item_of(plan, units, query_start, sequences, most_tokens, item):
 
 @triton.jit
 def splits_of(plan, index, unit, context_lens, block_table, max_blocks, window, causal, OPTIONS: tl.constexpr):
-    """The first work item of a unit, how many it has, and which keys its tokens see: [begin, end)."""
+    """Return the first work item of a unit, the number of its items, and the keys [begin, end) that its tokens see.
+
+    `index` is the unit's number, `unit` the tuple of `unit_of`.
+    """
     _, begin, end, _, _, splits = split_bounds(
         context_lens, block_table, unit, max_blocks, window, causal, 0, tl.load(plan), OPTIONS
     )

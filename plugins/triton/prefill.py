@@ -2,16 +2,15 @@
 
 The rows of a tile are (token, head) pairs that share a KV head, numbered token * group + head of the group, so that a
 chunk of few tokens still fills a tile. Tiles that no row sees are skipped. Passes over the keys:
-    softmax, ssa, pointwise  one, and so softpick; ssa repeats it where weights left float32's range
-    adaptive softmax         two: entropy, then weights
-    entmax                   one for the maximum and about where the threshold is, one for each step from there, mostly
-                             two, until all rows of the tile have settled, and one for the output; but for the first,
-                             they leave out tiles whose keys no row can give a weight. At alpha 1.5 in bfloat16 the
-                             output follows after one step, and both are repeated where its weights' sum is off
-Where a step has so few tiles that most of the device would idle, as a question about a long text that is in the cache
-already, the keys are split over programs as in decoding, and `merge.py` puts the parts together: here for all that
-takes one pass, for adaptive softmax and entmax in `split_prefill.py`. Under `Options.specialized` the kernel of
-`specialized.py` has visited full tiles before.
+    softmax, ssa, softpick, pointwise  one; ssa repeats it if weights left float32's range
+    adaptive softmax  two: entropy, then weights
+    entmax            one for the maximum and an estimate of the threshold, one for each further step, mostly two, until
+                      all rows of the tile have settled, and one for the output. All passes but the first skip tiles
+                      whose keys no row can give a weight. At alpha 1.5 in bfloat16 the output follows after one step,
+                      and both are repeated if the sum of the output's weights is off
+If a step has so few tiles that most of the device would idle, such as for a question about a long text that is already
+in the cache, the keys are split over programs as in decoding, and `merge.py` merges the parts. Normalizers of one pass
+are split here, adaptive softmax and entmax in `split_prefill.py`.
 """
 
 import triton
@@ -49,7 +48,6 @@ from sharp.plugins.triton.normalizers import (
 )
 from sharp.plugins.triton.rows import row_bounds, rows_of_part
 from sharp.plugins.triton.solve import MOST_STEPS
-from sharp.plugins.triton.specialized import add_full_tiles, full_tiles
 from sharp.plugins.triton.walk import aim, walk
 
 INTEGERS = (
@@ -60,9 +58,10 @@ INTEGERS = (
 
 @triton.jit
 def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr):
-    """The sequence of a tile, by bisection: the tiles of sequence i start at i + query_start[i] * group // rows.
+    """Return the sequence of a tile by bisection: sequence i's tiles start at i + query_start[i] * group // rows.
 
-    That leaves every sequence room for a last tile that is not full; tiles behind it find no row and end at once.
+    `group` is the number of query heads per KV head. That leaves every sequence room for a last tile that is not full.
+    Tiles behind it find no row and end at once.
     """
     low = tile * 0
     high = low + sequences
@@ -76,10 +75,14 @@ def sequence_of_tile(query_start, sequences, tile, group, OPTIONS: tl.constexpr)
 
 @triton.jit
 def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visible, exists, OPTIONS: tl.constexpr):
-    """The thresholds of all rows, from `tau`; the steps end when no row of the tile needs another."""
+    """Return the thresholds of all rows, starting at `tau`; the steps end when no row of the tile needs another.
+
+    `bounds` and `source` are those of `walk`, `listed` is (pointer to a list of tiles, its length). `peak`, `sink_s`
+    (`entmax_sink`), `visible` (numbers of keys) and `exists` are [rows]. With `estimate` a rough threshold is enough.
+    """
     alpha = source[3][2]
     low, high, top = entmax_bracket(visible, sink_s, alpha)
-    tau = tl.where(tau > low, tl.minimum(tau, high), low)  # also where it is NaN
+    tau = tl.where(tau > low, tl.minimum(tau, high), low)  # a NaN becomes `low`, too
     step = 0
     while step < MOST_STEPS:
         state = walk(bounds, source, (peak, tau), listed, OPTIONS, "count", "listed", False)
@@ -96,14 +99,18 @@ def entmax_thresholds(bounds, source, listed, peak, sink_s, tau, estimate, visib
 
 @triton.jit
 def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """The state of the rows of a tile behind all keys under entmax, and the weight of their sinks."""
+    """Return the state of a tile's rows after all keys under entmax, and the weights of their sinks, [rows].
+
+    `tiles` points to scratch memory for a list of tiles. `sink` are the logits of the sinks, `visible` the numbers of
+    visible keys, [rows] each. The state's `highest` is the peak.
+    """
     state, count = aim(bounds, source, tiles, exists, 0.0, OPTIONS, STATISTICS, False)
     peak, total, slope, _, lowest, distance, support, output, opposed = state
     nearer = entmax_near(distance, (total, slope, support), source[3][2], OPTIONS)
     tau = tl.where(total > 1, nearer, 0.0) - distance
     alpha = source[3][2]
     sink_s = entmax_sink(sink, peak * logit_factor(source[3][0], OPTIONS), alpha)
-    weighted_log, of_sink = slope, total  # values for the loop to replace
+    weighted_log, of_sink = slope, total  # placeholders of the right type, which the loop replaces
     estimate = OPTIONS.estimates
     settling = True
     while settling:
@@ -119,11 +126,17 @@ def attend_entmax(bounds, source, sink, tiles, exists, visible, OPTIONS: tl.cons
 
 @triton.jit
 def attend_tile(
-    bounds, source, sink, polynomial, tiles, exists, visible, found, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
+    bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
 ):
-    """The state of the rows of a tile behind all keys, their inverse temperatures, and the weights of their sinks.
+    """Return the state of a tile's rows after all keys, their inverse temperatures, and the weights of their sinks.
 
-    `found` is what `add_full_tiles` adds to the state where full tiles have been visited before.
+    The state is (peak, total, weighted_log, highest, lowest, visible, support, output, opposed), with logits without
+    their factor. Inverse temperatures and weights are [rows]; the former are 1 except under adaptive softmax.
+
+    `bounds` is (low, full_low, full_high, high) and `source` (query parts, row, cache, (scale, softcap, alpha)), as for
+    `walk`. `sink` are the logits of the sinks, -infinity for none, `visible` the numbers of visible keys, `exists`
+    whether there is a row, [rows] each. `polynomial` is (entropy threshold, t0, ..., t7). `tiles` points to scratch
+    memory for a list of tiles, which entmax alone uses.
     """
     unused = (0.0, 0.0)
     beta = tl.full([OPTIONS.rows], 0, tl.float32) + 1.0
@@ -141,23 +154,17 @@ def attend_tile(
             highest = peak
             of_sink = sink_weight(sink, peak * logit_factor(source[3][0], OPTIONS) * beta, beta, beta, OPTIONS)
     else:
-        # Steps with statistics are few, and the two loops in each branch would compile twice as long.
+        # The faster loop exists only without statistics: steps with statistics are few, and two loops in each branch
+        # would take twice as long to compile.
         FIXED: tl.constexpr = OPTIONS.rarely_shifted and not STATISTICS
-        BEFORE: tl.constexpr = OPTIONS.specialized and not STATISTICS
-        FULL: tl.constexpr = "none" if BEFORE else "all"
-        state = walk(bounds, source, unused, unused, OPTIONS, "fixed" if FIXED else "stream", FULL, STATISTICS)
+        state = walk(bounds, source, unused, unused, OPTIONS, "fixed" if FIXED else "stream", "all", STATISTICS)
         if FIXED:
             lost = exists & (visible > 0) & ~within_range(state[1], state[7])
             if tl.max(lost.to(tl.int32)) > 0:
-                state = walk(bounds, source, unused, unused, OPTIONS, "stream", FULL, STATISTICS)
+                state = walk(bounds, source, unused, unused, OPTIONS, "stream", "all", STATISTICS)
         peak, total, weighted_log, highest, lowest, _, support, output, opposed = state
-        if FIXED:  # weights as they are have the peak 0, but in rows that another part must not be measured by
+        if FIXED:  # unshifted weights have the peak 0, except in rows without any, which must not limit another part's
             peak = tl.where((peak == -float("inf")) & (total != 0), 0.0, peak)
-        if BEFORE:
-            state = (peak, total, weighted_log, highest, lowest, visible, support, output, opposed)
-            sums, outputs, rows, stored = found
-            state = add_full_tiles(state, sums, outputs, rows, stored, source[3][0], OPTIONS)
-            peak, total, weighted_log, highest, lowest, visible, support, output, opposed = state
         if OPTIONS.peak_is_highest:
             highest = peak
         of_sink = total * 0.0
@@ -170,7 +177,11 @@ def attend_tile(
 
 @triton.jit
 def store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """The rows' output and statistics."""
+    """Store the output and, with STATISTICS, the statistics of the rows with these numbers, where they `exist`.
+
+    `tensors` is (output, stats, sums, outputs, columns), of which the first two are written; `state`, `beta` and
+    `of_sink` are the results of `attend_tile`.
+    """
     output, stats, _, _, columns = tensors
     _, total, weighted_log, highest, lowest, visible, support, weighted, opposed = state
     channels = tl.arange(0, OPTIONS.value_width)
@@ -198,7 +209,10 @@ def store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS: tl.c
 def store_found(
     tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr
 ):
-    """What the rows of a tile, or a part of their keys, have come to."""
+    """Store the result of a tile's rows, or with several `parts` the sums of this program's part of their keys.
+
+    `tensors` is (output, stats, sums, outputs, columns): the first two get results, the next two a part's sums.
+    """
     if OPTIONS.solves or parts == 1:
         store_tile(tensors, rows, exists, state, beta, of_sink, scale, OPTIONS, STATISTICS)
     else:
@@ -210,9 +224,9 @@ def store_found(
 
 @triton.jit
 def tile_of_program(query_start, sequences, group, OPTIONS: tl.constexpr):
-    """A program's tile: its sequence, the sequence's first token and how many it has, and the first of the tile's rows.
+    """Return a program's tile: its sequence, the sequence's first token and number of tokens, and the tile's first row.
 
-    Of a tile behind the last one the first row is none of the sequence's.
+    For a tile behind the last one the first row lies behind the sequence's rows.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys: they start first
     sequence = sequence_of_tile(query_start, sequences, tile, group, OPTIONS)
@@ -222,22 +236,15 @@ def tile_of_program(query_start, sequences, group, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def rows_of_tile(
-    tile,
-    context_lens,
-    block_table,
-    head_params,
-    alibi_slopes,
-    q_heads,
-    kv_heads,
-    max_blocks,
-    parameters,
-    window,
-    causal,
-    OPTIONS: tl.constexpr,
-):
-    """The rows of a tile: their numbers, whether they exist, their heads, and a walk's `row` with all keys."""
+def rows_of_tile(tile, lengths, of_heads, q_heads, kv_heads, max_blocks, window, causal, OPTIONS: tl.constexpr):
+    """Return the rows of a tile: their numbers, whether they exist, their heads, and a walk's `row` over all keys.
+
+    `tile` is the result of `tile_of_program`, `lengths` is (context_lens, block_table), `of_heads` is (head_params,
+    alibi_slopes, parameters). The numbers (int64) are those in queries, outputs and statistics.
+    """
     sequence, first_token, count, first = tile
+    context_lens, block_table = lengths
+    head_params, alibi_slopes, parameters = of_heads
     group = q_heads // kv_heads
     member = first + tl.arange(0, OPTIONS.rows)
     exists = member < count * group
@@ -266,7 +273,11 @@ def part_of_tile(
     OPTIONS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Of one of the `parts` of a tile's keys: `bounds`, `row` and `cache` of a walk, and whether all have a block."""
+    """Return a walk's `bounds`, `row` and `cache` for a part of a tile's keys, and whether all keys have a block.
+
+    `row` is a walk's over all keys, `caches` (key_cache, value_cache, key_scale, value_scale). Without SPLIT the part
+    is all keys, and `part` and `parts` are not read.
+    """
     position, begin, end, slope, b, n = row
     if SPLIT:
         begin, end = rows_of_part(begin, end, part, parts, OPTIONS)
@@ -329,10 +340,10 @@ def prefill(
     t7,
     OPTIONS: tl.constexpr,
 ):
-    """Grid: tiles, KV heads, parts; there are tokens * group // rows + sequences tiles.
+    """Compute the tiles of prompts. Grid: tiles, KV heads, parts; there are tokens * group // rows + sequences tiles.
 
-    Scratch memory of entmax: `tiles`, int32 [KV heads, tiles, `listed_keys` that the longest context has + 1]; where
-    there are several parts, `sums` and `outputs` as in `decode.py` for all rows: [tokens * query heads, parts, ...].
+    Scratch memory for entmax: `tiles`, int32 [KV heads, tiles, the longest context in `listed_keys` + 1]. With several
+    parts: `sums` and `outputs` as in `decode.py`, for all rows: [tokens * query heads, parts, ...].
     """
     group = q_heads // kv_heads
     tile = tile_of_program(query_start, sequences, group, OPTIONS)
@@ -341,19 +352,9 @@ def prefill(
         return
     if first >= count * group:
         return
+    lengths, of_heads = (context_lens, block_table), (head_params, alibi_slopes, parameters)
     rows, exists, heads, row = rows_of_tile(
-        tile,
-        context_lens,
-        block_table,
-        head_params,
-        alibi_slopes,
-        q_heads,
-        kv_heads,
-        max_blocks,
-        parameters,
-        window,
-        causal,
-        OPTIONS,
+        tile, lengths, of_heads, q_heads, kv_heads, max_blocks, window, causal, OPTIONS
     )
     caches = (key_cache, value_cache, key_scale, value_scale)
     if OPTIONS.pointwise:
@@ -375,25 +376,10 @@ def prefill(
     tiles += program.to(tl.int64) * (tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 1)
     polynomial = (entropy_threshold, t0, t1, t2, t3, t4, t5, t6, t7)
     tensors = (output, stats, sums, outputs, columns)
-    found = (sums, outputs, rows, exists)
     if collects(collect_stats, OPTIONS):
         if OPTIONS.statistics:
-            state, beta, of_sink = attend_tile(
-                bounds, source, sink, polynomial, tiles, exists, visible, found, OPTIONS, True
-            )
+            state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, True)
             store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, True)
     else:
-        if OPTIONS.specialized:
-            token = first // group // OPTIONS.rows * OPTIONS.rows
-            context = context_of(context_lens, sequence, max_blocks, OPTIONS)
-            held = keys_of(block_table, sequence, context, count, max_blocks, OPTIONS)
-            place = (block_table, sequence, max_blocks, slots, tl.program_id(1), kv_heads)
-            full_low, full_high, _ = full_tiles(token, count, context, held, caches, place, window, causal, OPTIONS)
-            some = full_low < full_high
-            found = (sums, outputs, rows, exists & some)
-            low, _, _, high = bounds
-            bounds = (low, tl.where(some, full_low, low), tl.where(some, full_high, low), high)
-        state, beta, of_sink = attend_tile(
-            bounds, source, sink, polynomial, tiles, exists, visible, found, OPTIONS, False
-        )
+        state, beta, of_sink = attend_tile(bounds, source, sink, polynomial, tiles, exists, visible, OPTIONS, False)
         store_found(tensors, rows, exists, parts, state, beta, of_sink, scale, OPTIONS, False)

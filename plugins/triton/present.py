@@ -1,4 +1,4 @@
-"""The first kernel of op SharpAttention: new keys and values behind those of the past, and how many there are then."""
+"""The first kernel of the op SharpAttention: it stores new keys and values behind the past, and writes the lengths."""
 
 import triton
 import triton.language as tl
@@ -40,11 +40,15 @@ def write_present(
     causal,
     OPTIONS: tl.constexpr,
 ):
-    """Tiles of `OPTIONS.rows` new keys. Grid: their tiles and one program for the plan, KV heads, sequences.
+    """Store a tile of `OPTIONS.rows` new keys and values, and write lengths and plan.
 
-    `past` is the number of keys before this call, or negative where `past_lens` has it; then new keys that do not count
-    or find no slot are not stored. `total_lens` is read where `counted` is not 0. Without `stored` the new keys are
-    all there are, and lie where they are. What the other kernels read of sequences is written here.
+    Grid: tiles and one program for the plan, KV heads, sequences. `key` and `value` point to [sequences, kv_heads,
+    new_keys, dim], `key_cache` and `value_cache` to [sequences, kv_heads, slots, dim].
+
+    `past` is the number of keys before this call. It is negative if `past_lens` gives the numbers; then new keys that
+    do not count or find no slot are not stored. `total_lens` is read if `counted` is not 0. If `stored` is 0, there is
+    no past and the new keys stay where they are. The lengths that other kernels read are written here: `query_start`
+    [sequences + 1], `context_lens` [sequences], and in `block_table` [sequences] the number of keys that count.
     """
     kv_head, sequence = tl.program_id(1), tl.program_id(2)
     queries = tokens // sequences

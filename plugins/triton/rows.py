@@ -1,4 +1,4 @@
-"""Which tokens, heads and keys a program of decoding has, and where its rows lie in scratch memory."""
+"""The tokens, heads and keys of a program of decoding, and the places of its rows in scratch memory."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,10 @@ from sharp.plugins.triton.loads import context_of, keys_of
 
 @triton.jit
 def sequence_of_token(query_start, sequences, token):
-    """The sequence of a token, or of several, by bisection; the last one of a token behind all of them."""
+    """Return the sequence of one or several tokens, found by bisection; the last sequence for tokens behind them all.
+
+    `query_start` points to int32 [sequences + 1].
+    """
     sequence = token * 0
     left = sequences
     while left > 1:
@@ -20,10 +23,11 @@ def sequence_of_token(query_start, sequences, token):
 
 @triton.jit
 def unit_of(query_start, sequences, most_tokens, unit):
-    """What is decoded together: sequence, first token, tokens (below 1: none), those before and in all in the sequence.
+    """Return a unit: sequence, first token, tokens (below 1: none), and its sequence's tokens before it and in all.
 
-    A unit is a sequence with at most `most_tokens`. Where that is 0 a step has no more tokens than sequences, and a
-    unit is a token: in nearly every such step each sequence has one, and if not, no other kernel need be launched.
+    A unit is what is decoded together: a sequence with at most `most_tokens` tokens. If `most_tokens` is 0, the step
+    has no more tokens than sequences, and a unit is a token. In nearly every such step each sequence has one token, and
+    if not, still no other kernel must be launched.
     """
     first, end = tl.load(query_start + unit), tl.load(query_start + unit + 1)
     sequence = unit
@@ -35,7 +39,7 @@ def unit_of(query_start, sequences, most_tokens, unit):
 
 @triton.jit
 def unit_within(sequence, first, end, unit, most_tokens):
-    """`unit_of` of a unit, or of several, in sequences whose tokens are [first, end)."""
+    """Return `unit_of` for one or several units in sequences whose tokens are [first, end)."""
     by_token = most_tokens == 0
     count = end - first
     before = tl.where(by_token, unit - first, 0)
@@ -45,9 +49,12 @@ def unit_within(sequence, first, end, unit, most_tokens):
 
 @triton.jit
 def scratch_row(unit, token, most_tokens, q_heads, head):
-    """The row (int64) of a unit's token in scratch memory.
+    """Return the row (int64) of a unit's token and query head in scratch memory with a row for each token and head.
 
-    No two sequences overlap, as both numbers grow by their tokens at least, and the rows are as few as either says.
+    `unit` is the tuple of `unit_of`; `token` counts from the unit's first.
+
+    The start of a sequence's rows is the smaller of its first token and sequence * most_tokens. Sequences do not
+    overlap, because both numbers grow at least by a sequence's tokens.
     """
     sequence, first, _, _, _ = unit
     start = tl.where(most_tokens == 0, first, tl.minimum(first, sequence * most_tokens))
@@ -56,13 +63,16 @@ def scratch_row(unit, token, most_tokens, q_heads, head):
 
 @triton.jit
 def split_row(item, token, most_tokens, q_heads, head):
-    """The row (int64) of a unit's token in the scratch memory of a work item: a split of the unit's keys."""
+    """Return the row (int64) of a unit's token and query head in the scratch memory of a work item.
+
+    A work item is a split of the unit's keys. Scratch memory is [items, tokens of a unit, q_heads, ...].
+    """
     return (item * tl.maximum(most_tokens, 1) + token).to(tl.int64) * q_heads + head
 
 
 @triton.jit
 def seen_keys(position, taken, keys, window, causal):
-    """Which of a sequence's `keys` so many tokens from a position on see: [begin, end)."""
+    """Return the range [begin, end) of a sequence's first `keys` keys that `taken` tokens from `position` on see."""
     past = (causal != 0) | (window >= 0)  # then only keys up to the token's own position
     begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), position * 0)
     return begin, tl.where(past, tl.minimum(keys, position + taken), keys)
@@ -70,21 +80,22 @@ def seen_keys(position, taken, keys, window, causal):
 
 @triton.jit
 def tiles_of(begin, end, OPTIONS: tl.constexpr):
-    """How many tiles the keys [begin, end) are in."""
+    """Return the number of tiles that contain the keys [begin, end)."""
     return tl.maximum((end + OPTIONS.keys - 1) // OPTIONS.keys - begin // OPTIONS.keys, 0)
 
 
 @triton.jit
 def tiles_of_split(tiles, most):
-    """How many of a unit's tiles a split has, `most` at most; the splits are alike."""
+    """Return the number of tiles in each split of a unit, at most `most`; the splits are of equal size."""
     return tl.maximum(tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, most), 1)), 1)
 
 
 @triton.jit
 def split_bounds(context_lens, block_table, unit, max_blocks, window, causal, split, most, OPTIONS: tl.constexpr):
-    """Which keys the tokens of a unit see: [begin, end), and a split's share of them: [low, high).
+    """Return a unit's first position and keys [begin, end), a split's keys [low, high), and the number of splits.
 
-    Also where the first token stands, and how many splits there are. `most` is how many tiles a split has at most.
+    `unit` is the tuple of `unit_of`, `split` the number of the split, `most` the maximum number of tiles in a split. If
+    the split has no keys, low >= high.
     """
     sequence, _, taken, before, count = unit
     context = context_of(context_lens, sequence, max_blocks, OPTIONS)
@@ -100,7 +111,7 @@ def split_bounds(context_lens, block_table, unit, max_blocks, window, causal, sp
 
 @triton.jit
 def row_block(q_heads, kv_heads, most_tokens, OPTIONS: tl.constexpr):
-    """The KV head of this program, and the first of its rows, which are numbered token * group + head of the group."""
+    """Return the KV head of this program and its first row; rows are numbered token * group + head of the group."""
     rows = q_heads // kv_heads * tl.maximum(most_tokens, 1)
     blocks = (rows + OPTIONS.rows - 1) // OPTIONS.rows
     return tl.program_id(1) // blocks, tl.program_id(1) % blocks * OPTIONS.rows
@@ -108,14 +119,17 @@ def row_block(q_heads, kv_heads, most_tokens, OPTIONS: tl.constexpr):
 
 @triton.jit
 def rows_left(count, q_heads, kv_heads, most_tokens, OPTIONS: tl.constexpr):
-    """How many rows a unit of `count` tokens has from this program's first on; below 1: none."""
+    """Return the number of rows of a unit of `count` tokens from this program's first row on; below 1: none."""
     _, first = row_block(q_heads, kv_heads, most_tokens, OPTIONS)
     return count * (q_heads // kv_heads) - first
 
 
 @triton.jit
 def decode_rows(count, q_heads, kv_heads, most_tokens, OPTIONS: tl.constexpr):
-    """The rows of this program: their KV head, heads, tokens of the sequence, and whether they exist."""
+    """Return the rows of this program: their KV head, heads, tokens, and whether they exist; [rows] but the KV head.
+
+    Tokens count from the unit's first token. `count` is the number of tokens of the unit.
+    """
     group = q_heads // kv_heads
     kv_head, first = row_block(q_heads, kv_heads, most_tokens, OPTIONS)
     member = first + tl.arange(0, OPTIONS.rows)
@@ -124,7 +138,7 @@ def decode_rows(count, q_heads, kv_heads, most_tokens, OPTIONS: tl.constexpr):
 
 @triton.jit
 def row_bounds(position, end, window, causal):
-    """`begin` and `end` of rows at these positions, in a sequence whose keys end at `end`."""
+    """Return `begin` and `end` of the keys that rows at these positions see, in a sequence whose keys end at `end`."""
     begin = tl.where(window >= 0, tl.maximum(position + 1 - window, 0), 0)
     past = (causal != 0) | (window >= 0)
     return begin, tl.where(past, tl.minimum(position + 1, end), end)
@@ -132,24 +146,27 @@ def row_bounds(position, end, window, causal):
 
 @triton.jit
 def rows_of_part(begin, end, part, parts, OPTIONS: tl.constexpr):
-    """`begin` and `end` of a prompt's rows within one of the `parts` that the keys of their tile are split into."""
+    """Return `begin` and `end` of a prompt's rows, limited to one of the `parts` of the keys of their tile."""
     first, last = tl.min(begin) // OPTIONS.keys * OPTIONS.keys, tl.max(end)
     length = tl.cdiv(tl.cdiv(last - first, OPTIONS.keys), parts) * OPTIONS.keys
-    low = tl.minimum(first + part * length, last)  # parts without keys lie at the end and not behind it
+    low = tl.minimum(first + part * length, last)  # parts without keys lie at the end of the keys, not behind it
     high = tl.minimum(low + length, last)
     return tl.minimum(tl.maximum(begin, low), high), tl.minimum(tl.maximum(end, low), high)
 
 
 @triton.jit
 def sums_of_launch(sums, stage, rows, parts):
-    """What the parts of prompts have come to in a launch (`split_prefill.py`); `rows` are those of all tokens."""
+    """Return the pointer to the sums that the launch number `stage` over a split prompt stores, [rows, parts, 8].
+
+    Launch 0 has set 0; later launches alternate between the sets 1 and 2. `rows` is the number of rows of all tokens.
+    """
     which = tl.where(stage == 0, 0, 2 - stage % 2)
     return sums + which.to(tl.int64) * rows * parts * 8
 
 
 @triton.jit
 def is_prompts_token(query_start, sequences, most_tokens, token):
-    """Whether a token is of a sequence that `prefill.py` takes."""
+    """Return whether a token belongs to a sequence that `prefill.py` computes."""
     sequence = sequence_of_token(query_start, sequences, token)
     first, end = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
     return (token < end) & (end - first > most_tokens)

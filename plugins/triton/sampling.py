@@ -1,16 +1,16 @@
-"""Samples tokens on the device, as `sharp.plugins.sampling.sample` defines it, one program for each row of logits.
+"""Sampling of tokens on the device, as `sharp.plugins.cpu.sampling.sample` defines it, one program per row of logits.
 
-Every pass reads the row again and computes its weights e^(sharpness (logit - highest)) anew: a row of 128k lies in the
-device's L2 cache. Weights are at most 1, and as positive float32 numbers they have the order of their bits, so top-k
-and top-p bisect over bits. They do so in passes over the row until no more than `CANDIDATES` weights are left between
-the bounds, and go on over these, which then lie in registers. Rows without top-k and top-p have no such passes.
+Every pass reads the row again and computes its weights e^(sharpness (logit - highest)) anew, because a row of 128k fits
+the device's L2 cache. Weights are at most 1, and positive float32 numbers have the order of their bits, so top-k and
+top-p bisect over bits. The bisection makes passes over the row until at most `CANDIDATES` weights are left between the
+bounds, and goes on over these weights in registers. Rows without top-k and top-p need no such passes.
 
-Sums: a tile's weights in float32, in the fixed tree of `tl.sum`, and tiles in float64, so a row's token depends on that
-row alone and is the same in every run. Converting every weight to float64 would take longer than all else; the tree is
-off by some 10^-7 of the tile. The tile that has the sampled token is summed up in float64.
+A tile's weights are summed in float32, in the fixed tree of `tl.sum`, and tiles in float64, so a row's token depends on
+that row alone and is the same in every run. Converting every weight to float64 would take longer than all other work;
+the error of the tree is about 10^-7 of the tile. The tile with the sampled token is summed in float64.
 
-Changes of logits (bias, penalties, masks) come first, in the logits' own memory and in the arithmetic of
-`sharp.plugins.sampling.Changes`, bit for bit.
+Changes of logits (bias, penalties, masks) come first, in the memory of the logits and with the arithmetic of
+`sharp.plugins.cpu.sampling.Changes`, bit for bit.
 """
 
 from typing import TYPE_CHECKING
@@ -19,28 +19,32 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.sampling import CHANGE, Changes
+from sharp.core.errors import InputError
+from sharp.plugins.cpu.sampling import CHANGE, Changes
 from sharp.plugins.triton.arithmetic import exp2
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PARAMETERS = 5  # of a row: sharpness, top_k, top_p, min_p, random
+PARAMETERS = 5  # numbers per row: sharpness, top_k, top_p, min_p, random
 NO_TOKEN = tl.constexpr(-1)
-LOWEST_EXPONENT = tl.constexpr(-87.0)  # below it a weight would not be a normal number, and is 0
+LOWEST_EXPONENT = tl.constexpr(-87.0)  # smaller exponents give weight 0, because their weight would be subnormal
 LOG2_E = tl.constexpr(1.4426950408889634)
-SMALLEST = tl.constexpr(1.1754943508222875e-38)  # normal number
-ABOVE_ONE = tl.constexpr(0x3F800001)  # bits of the next number
-BEHIND = tl.constexpr(0x7FFFFFFF)
-AT_ONCE = tl.constexpr(512)  # changes of a row, one for each thread
-WORDS = tl.constexpr(4)  # of a change
-ONE = tl.constexpr(0x3F800000)  # bits of the number
+SMALLEST = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number
+ABOVE_ONE = tl.constexpr(0x3F800001)  # bits of the number after 1
+BEHIND = tl.constexpr(0x7FFFFFFF)  # behind every token
+AT_ONCE = tl.constexpr(512)  # changes of a row that are made together, one per thread
+WORDS = tl.constexpr(4)  # 32-bit words of a change
+ONE = tl.constexpr(0x3F800000)  # bits of 1.0
 
 
 @triton.jit
 def change(row, changes, start, end, vocab):
-    """Change the row's logits by a part of its changes. All threads have read them before, and see them afterwards."""
+    """Apply the changes [start, end) to the row's logits, with barriers that order reads and writes of all threads.
+
+    `row` points to float32 [vocab], `changes` to int32 [changes, 4]: token, and the bits of bias, repetition, amount.
+    Tokens outside [0, vocab) are ignored; no token may occur twice.
+    """
     lanes = tl.arange(0, AT_ONCE)
     for first in tl.range(start, end, AT_ONCE):
         there = first + lanes < end
@@ -51,9 +55,9 @@ def change(row, changes, start, end, vocab):
         repetition = tl.load(own + 2, mask=there, other=ONE).to(tl.float32, bitcast=True)
         amount = tl.load(own + 3, mask=there, other=0).to(tl.float32, bitcast=True)
         old = tl.load(row + tokens, mask=there, other=0.0)
-        tl.debug_barrier()  # who stores a logit need not be who has loaded it
+        tl.debug_barrier()  # one thread may store a logit that another has loaded
         old = tl.where(bias == -float("inf"), bias, old + bias)
-        # A choice between quotient and product is no product, so no fused instruction takes the place of the last two.
+        # The `where` between product and subtraction keeps the compiler from fusing them into one instruction.
         new = tl.where(old > 0, tl.div_rn(old, repetition), old * repetition)
         tl.store(row + tokens, new - amount, mask=there)
     tl.debug_barrier()
@@ -61,7 +65,7 @@ def change(row, changes, start, end, vocab):
 
 @triton.jit
 def peak_of(row, vocab, TILE: tl.constexpr):
-    """The highest logit, the first token that has it, and whether it is finite and no logit is NaN."""
+    """Return the highest logit, the first token that has it, and whether it is finite and no logit is NaN."""
     lanes = tl.arange(0, TILE)
     best = tl.full([TILE], -float("inf"), tl.float32)
     places = tl.full([TILE], 0, tl.int32)
@@ -79,7 +83,10 @@ def peak_of(row, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def weights_of(row, start, vocab, highest, sharpness, TILE: tl.constexpr):
-    """The weights of a tile; 0 behind the row's end."""
+    """Return the weights e^(sharpness (logit - highest)) of a tile of TILE tokens from `start` on, at most 1.
+
+    The weight is 0 behind the row's end, and where the exponent is below -87. `row` points to float32 [vocab].
+    """
     tokens = start + tl.arange(0, TILE)
     logits = tl.load(row + tokens, mask=tokens < vocab, other=-float("inf"))
     exponents = (logits - highest) * sharpness
@@ -88,7 +95,10 @@ def weights_of(row, start, vocab, highest, sharpness, TILE: tl.constexpr):
 
 @triton.jit
 def tail_of(row, vocab, highest, sharpness, bound, TILE: tl.constexpr):
-    """Of the weights that are at least `bound` > 0: their number, their sum in float64, and the lowest."""
+    """Return number, sum in float64, and minimum of a row's weights that are at least `bound` > 0.
+
+    The weights are those of `weights_of`. Without such weights the minimum is infinity.
+    """
     counts = tl.full([TILE], 0, tl.int32)
     lowest = tl.full([TILE], float("inf"), tl.float32)
     mass = tl.full([], 0, tl.float64)
@@ -103,11 +113,13 @@ def tail_of(row, vocab, highest, sharpness, bound, TILE: tl.constexpr):
 
 @triton.jit
 def gather(row, candidates, vocab, highest, sharpness, low, high, TILE: tl.constexpr):
-    """Write the weights from `low` to below `high` into scratch memory, lane by lane of the tiles.
+    """Write a row's weights from `low` to below `high` to the front of the scratch memory `candidates`, lane by lane.
 
-    Lanes are counted first: a sum over the lanes of every tile would take twice as long as that.
+    There must be room for all of them.
+
+    Lanes are counted first, because a sum over the lanes of every tile would take twice as long.
     """
-    tl.debug_barrier()  # those of an earlier search have been read
+    tl.debug_barrier()  # wait until all threads have read the weights of an earlier search
     counts = tl.full([TILE], 0, tl.int32)
     for start in tl.range(0, vocab, TILE):
         weights = weights_of(row, start, vocab, highest, sharpness, TILE)
@@ -135,12 +147,13 @@ def largest_bound(
     TILE: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """The largest bound from `low` on whose tail reaches the goal: a number of weights if `counting`, else a sum.
+    """Return the largest bound from `low` on whose tail reaches the goal: a count if `counting`, otherwise a sum.
 
-    `held` weights are at least `low`.
+    A tail is the weights that are at least the bound. `held` is the number of weights that are at least `low`;
+    `candidates` points to scratch memory, float32 [CANDIDATES].
     """
     holds, fails = low.to(tl.int32, bitcast=True), tl.full([], ABOVE_ONE, tl.int32)
-    left = tl.full([], 0, tl.int32)  # weights that are at least `fails`, and how far they reach
+    left = tl.full([], 0, tl.int32)  # weights that are at least `fails`, and what they add to the goal
     left_amount = tl.full([], 0, tl.float64)
     while (fails - holds > 1) & (held - left > CANDIDATES):
         middle = holds + (fails - holds) // 2
@@ -170,7 +183,10 @@ def largest_bound(
 
 @triton.jit
 def draw(row, vocab, highest, sharpness, bound, target, TILE: tl.constexpr):
-    """The first token whose cumulated weight is more than `target`, of the weights that are at least `bound`."""
+    """Return the first token whose cumulated weight, of weights of at least `bound`, is above `target`.
+
+    If rounding leaves no such token, return the last token with a weight in its tile.
+    """
     before, before_chosen = tl.full([], 0, tl.float64), tl.full([], 0, tl.float64)
     start, chosen = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     while start < vocab:
@@ -202,11 +218,12 @@ def sample_rows(
     TILE: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Grid: rows to sample.
+    """Sample one token per row. Grid: rows to sample.
 
-    logits float32 [any, vocab], indices int64 [rows] into them, samplings float64 [rows, 5], starts int32 [2 rows + 1]
-    and changes int32 [changes, 4] as in `Changes`, candidates float32 [rows, CANDIDATES] scratch memory, sampled int64
-    [rows].
+    Shapes: logits float32 [any, vocab], changed in place, indices int64 [rows] into the logits, samplings float64
+    [rows, 5] (sharpness, top_k, top_p, min_p, random), starts int32 [2 rows + 1] and changes int32 [changes, 4] as in
+    `Changes`, candidates float32 [rows, CANDIDATES] scratch memory, sampled int64 [rows], the result: -1 for a row
+    whose highest logit is not finite or that has a NaN.
     """
     program = tl.program_id(0).to(tl.int64)
     row = logits + tl.load(indices + program) * vocab
@@ -247,18 +264,19 @@ ARGUMENTS = {
     "sampled": "*i64",
     "vocab": "i32",
 }
-CONSTANTS = {"TILE": 8192, "CANDIDATES": 4096}  # of a row; as many candidates lie in scratch memory
+CONSTANTS = {"TILE": 8192, "CANDIDATES": 4096}  # logits per tile, and candidates per row in scratch memory
 WARPS = 16
 
 
 def sample(
     logits: "Tensor", samplings: "Tensor", indices: "Tensor | None" = None, changes: Changes | None = None
 ) -> "Tensor":
-    """A token for each row of samplings: logits float32 [n, vocab], samplings [rows, 5] -> int64 [rows].
+    """Sample a token for each row of samplings: logits float32 [n, vocab], samplings [rows, 5] -> int64 [rows].
 
-    `indices` int64 [rows] are the rows of the logits; by default all of them, in order. What the numbers of a row of
-    samplings mean is written in `sharp.plugins.sampling.sample`. Changes are made in place; a row of the logits that
-    has some may be among `indices` once.
+    `indices` int64 [rows] are the rows of the logits, by default all of them in order. A row of samplings is sharpness,
+    top_k, top_p, min_p and a random number in [0, 1), as for `sharp.plugins.cpu.sampling.sample`. Changes are made in
+    place, so a row of the logits with changes may occur in `indices` only once. A row whose highest logit is not finite
+    gets NO_TOKEN (-1). Nothing waits for the device.
 
     Raises:
         InputError: a tensor has another type or shape, is not contiguous, or is on the CPU without the interpreter.
@@ -298,6 +316,6 @@ def launch(
     candidates: "Tensor",
     sampled: "Tensor",
 ) -> None:
-    """Start the kernel on the current stream."""
+    """Start the kernel on the current stream; tensors are unchecked, of the shapes and types of `sample_rows`."""
     tensors = logits, indices, samplings, starts, changes, candidates, sampled
     sample_rows[(len(sampled),)](*tensors, logits.shape[1], **CONSTANTS, num_warps=WARPS)

@@ -1,13 +1,13 @@
-"""Decoding by the key screen: entmax's keys in 8 bits say which of them are read.
+"""Decoding with the key screen: entmax's keys in 8 bits determine which keys are read in full.
 
-`sharp.plugins.ops.key_screen` has the definition and the proof. Two kernels take the place of `decode_observe`:
-`decode_screen` reads the screen and leaves the upper end of every logit's interval in scratch memory, where logits
-go, and `decode_survivors` reads the keys whose upper end is above the row's limit, and puts their logits in its place.
-The upper ends of all others stay: they are at most the limit, where `solve.py` and `decode_settled` find the weight 0
-as for the logit itself. So what follows is the same as if every key had been read, bit for bit.
+`sharp.plugins.op.key_screen` has the definition and the proof. Two kernels replace `decode_observe`. `decode_screen`
+reads the screen and stores the upper end of every logit's interval in scratch memory, in the place of the logit.
+`decode_survivors` reads the keys whose upper end is above the row's limit, and replaces these upper ends by the logits.
+The other upper ends stay. They are at most the limit, so `solve.py` and `decode_settled` give them the weight 0, like
+the logits themselves. So the results are the same as if every key had been read, bit for bit.
 
-Keys are read by strips of 16, which in 16 bits are one sector of memory for a channel. Where most are in doubt most are
-read: there is no other kernel for that.
+Keys are read in strips of 16, which for 16-bit caches are one sector of memory per channel. If most keys are in doubt,
+most are read; there is no other kernel for that case.
 
 Between both kernels column 7 of `sums` holds each split's largest lower end, and column 6 its smallest upper end.
 """
@@ -39,7 +39,11 @@ STRIP = tl.constexpr(16)  # keys that are read together
 
 @triton.jit
 def in_blocks(keys, exists, cache, OPTIONS: tl.constexpr):
-    """Where a tile's rows have a place in scratch memory: by whole blocks, so that reads may be vectors."""
+    """Return which places of the rows' scratch memory for logits exist for a tile's `keys` [keys], bool [rows, keys].
+
+    A row has places for the keys that it may see, rounded up to whole blocks, so that reads may be vectors. Rows that
+    do not `exist` have none.
+    """
     return exists[:, None] & (keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS))[None, :]
 
 
@@ -58,7 +62,12 @@ def screen_split(
     OPTIONS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """Upper ends of a split's logits into scratch memory; of all of them the largest lower and smallest upper end."""
+    """Store the upper ends of a split's logits, and the split's largest lower and smallest upper end.
+
+    `bounds` is (low, high), `parts` and `factors` are the results of `bounded_rows`, `stored` is (pointers [rows] to
+    the places of key 0, whether the rows exist). `place` [rows] points to the split's sums: column 7 gets the largest
+    lower end, column 6 with STATISTICS the smallest upper end. A key that a row does not see gets -infinity.
+    """
     low, high = bounds
     constant, of_distance, of_scale, always = factors
     pointers, exists = stored
@@ -66,7 +75,7 @@ def screen_split(
     kv_head, kv_heads = cache[7], cache[8]
     highest_lower = tl.full([OPTIONS.rows, OPTIONS.keys], -float("inf"), tl.float32)
     lowest_upper = -highest_lower
-    # Triton loads ahead what matrix products take, and no more: scales and distances go round the loop.
+    # Triton prefetches only operands of matrix products, so the loop loads scales and distances one tile ahead.
     first = low // OPTIONS.keys * OPTIONS.keys
     page_behind = load_pages(first, cache, OPTIONS, False)
     scales_behind, distances_behind = load_bounds(first, page_behind, key_screen, kv_head, kv_heads, OPTIONS)
@@ -124,7 +133,12 @@ def decode_screen(
     softcap,
     OPTIONS: tl.constexpr,
 ):
-    """Upper ends of a split's logits from the screen alone. Grid as `decode_stream`."""
+    """Store the upper ends of a split's logits, from the screen alone. Grid: work items, KV heads * row blocks.
+
+    `key_screen` points to int32 words [blocks, kv_heads, screen_bytes / 4]. `key_shift` [kv_heads, head_dim] is read if
+    `shifted` is not 0. `logits` gets the upper ends, column 7 of `sums` each split's largest lower end, and column 6
+    its smallest upper end if statistics are requested.
+    """
     item = tl.program_id(0)
     unit, split, most = item_of(plan, units, query_start, sequences, most_tokens, item)
     sequence, first, count, _, _ = unit
@@ -158,10 +172,11 @@ def decode_screen(
 
 @triton.jit
 def limits(place, stride, splits, exists, sink, alpha, MOST_SPLITS: tl.constexpr, STATISTICS: tl.constexpr):
-    """Logits at most the first have no weight, and below the second there is none; of rows, over all splits.
+    """Return two limits per row: logits up to the first have no weight; the smallest logit is at most the second.
 
-    `place` points to the row's sums of its first split, others follow at `stride`. The largest logit is never below the
-    first limit, whatever the sink is, as thresholds count from it.
+    `place` [rows] points to each row's sums of its first split; other splits follow at `stride`. The largest logit is
+    never below the first limit, whatever the sink is, because thresholds are relative to it. The second limit is the
+    smallest upper end, and -infinity without STATISTICS.
     """
     split = tl.arange(0, MOST_SPLITS)
     inside = (split < splits)[:, None] & exists[None, :]
@@ -169,7 +184,7 @@ def limits(place, stride, splits, exists, sink, alpha, MOST_SPLITS: tl.constexpr
     lower = tl.max(tl.load(at + 7, mask=inside, other=-float("inf")), 0)
     width = 1.0 / (alpha - 1.0)
     highest = tl.maximum(lower, tl.minimum(sink, lower + width))
-    # A threshold may lie 1e-5 below where it can (`entmax_bracket`).
+    # A threshold may lie 1e-5 below its exact bound (`entmax_bracket`).
     limit = highest - width * (1.0 + 2.0**-15) - tl.abs(highest) * 2.0**-20
     smallest = lower - float("inf")
     if STATISTICS:
@@ -179,11 +194,14 @@ def limits(place, stride, splits, exists, sink, alpha, MOST_SPLITS: tl.constexpr
 
 @triton.jit
 def may_be_smallest(start, upper, page, row, smallest, key_screen, cache, factors, softcap, OPTIONS: tl.constexpr):
-    """Whether a logit [rows, keys] may be its row's smallest: its lower end is at most the `smallest` upper end."""
+    """Return whether a logit may be its row's smallest, bool [rows, keys]: its lower end is at most `smallest` [rows].
+
+    `upper` are the upper ends of the tile at `start`; `factors` is w's factors of d, s and 1 (`bounded_rows`).
+    """
     of_distance, of_scale, always = factors
     scales, distances = load_bounds(start, page, key_screen, cache[7], cache[8], OPTIONS)
     width = distances[None, :] * of_distance[:, None] + (scales[None, :] * of_scale[:, None] + always[:, None])
-    # From one end to the other it is twice the width at most, with the margins of `interval` and what rounds here.
+    # The interval is at most twice the width long, plus the margins of `interval` and the rounding errors here.
     width = width * (2.0 + 2.0**-10) + tl.abs(upper) * 2.0**-20
     if OPTIONS.softcap:
         width += softcap * 2.0**-16
@@ -194,7 +212,10 @@ def may_be_smallest(start, upper, page, row, smallest, key_screen, cache, factor
 
 @triton.jit
 def load_upper(start, stored, cache, OPTIONS: tl.constexpr):
-    """The upper ends of a tile's logits [rows, keys]; -infinity where a key is not seen."""
+    """Return the stored upper ends of the logits [rows, keys] of the tile at `start`; -infinity for keys not seen.
+
+    `stored` is (pointers [rows] to the places of key 0, whether the rows exist).
+    """
     pointers, exists = stored
     keys = start + tl.arange(0, OPTIONS.keys)
     inside = in_blocks(keys, exists, cache, OPTIONS)
@@ -214,7 +235,12 @@ def read_split(
     OPTIONS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """The logits of a split's keys that may have a weight take the place of upper ends; the rows' sums are stored."""
+    """Replace the upper ends of a split's keys that may have a weight by their logits, and store the rows' sums.
+
+    `limits_of_rows` is the result of `limits`. With STATISTICS the keys that may have the smallest logit are read, too.
+    `bounds` is (low, high), `source` that of a walk, `stored` (pointers [rows] to the places of key 0, whether the rows
+    exist), `index` the rows of `sums`.
+    """
     limit, smallest = limits_of_rows
     peak, total, weighted_log, highest, lowest, visible, support, output, opposed = empty_state(OPTIONS, True)
     low, high = bounds
@@ -228,7 +254,7 @@ def read_split(
         start = tile * OPTIONS.keys
         keys = start + tl.arange(0, OPTIONS.keys)
         upper = upper_behind
-        upper_behind = load_upper(start + OPTIONS.keys, stored, cache, OPTIONS)  # has this tile's time
+        upper_behind = load_upper(start + OPTIONS.keys, stored, cache, OPTIONS)  # arrives while this tile is computed
         seen = upper != -float("inf")
         visible += seen.to(tl.float32)
         doubtful = seen & ~(upper <= limit[:, None])
@@ -248,7 +274,7 @@ def read_split(
             key = tl.where(page >= 0, keys, -1)[None, :]
             sees = (key >= begins[:, None]) & (key < ends[:, None])
             found = tl.where(sees, found, -float("inf"))
-            tl.debug_barrier()  # upper ends are read by other threads
+            tl.debug_barrier()  # other threads must have read the upper ends
             tl.store(
                 pointers[:, None] + keys[None, :],
                 found * factor,
@@ -294,7 +320,10 @@ def decode_survivors(
     MOST_SPLITS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The logits of keys that may have a weight into scratch memory, and the row's largest. Grid as `decode_stream`."""
+    """Store the logits of keys that may have a weight, and the split's sums with the rows' largest logits.
+
+    Grid: work items, KV heads * row blocks. `logits` and `sums` are what `decode_screen` stored for all splits.
+    """
     item = tl.program_id(0)
     unit, split, most = item_of(plan, units, query_start, sequences, most_tokens, item)
     sequence, first, count, _, _ = unit

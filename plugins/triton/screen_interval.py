@@ -1,13 +1,13 @@
 """Intervals of logits from the key screen, for `screen.py`.
 
-Rounding. Sums of matrix products are off by 2^-22 of what is summed up at most, as matrix units may cut off where
-arithmetic rounds: rho = (head_dim + 32) 2^-22 for q.k of the kernel that reads every key, and the same for q.n. With
-N = 127 sqrt(head_dim) and a query's remainder of at most epsilon |q| (0 in 16 bits), a logit before soft cap and bias
-is less than w from z = q.c + s q.n,
+Rounding. Sums of matrix products are off by at most 2^-22 of the partial sums, because matrix units may truncate where
+other arithmetic rounds. So rho = (head_dim + 32) 2^-22 bounds the error of q.k in the kernel that reads every key, and
+of q.n. With N = 127 sqrt(head_dim) and a query's remainder of at most epsilon |q| (0 for 16-bit types), a logit before
+soft cap and bias differs by less than w from z = q.c + s q.n,
 
     w = |q| (d (1 + rho) + s N (2 rho + epsilon) + 2 rho |c|) + 2^-100 (1 + s + d).
 
-The factors of d, s and 1 are rounded up by 4 rho: |q| and |c| are sums of head_dim squares in float32.
+The factors of d, s and 1 are rounded up by 4 rho, because |q| and |c| are float32 sums of head_dim squares.
 """
 
 import triton
@@ -16,8 +16,8 @@ import triton.language as tl
 from sharp.plugins.triton.arithmetic import INTERPRETED, in_bfloat16
 from sharp.plugins.triton.walk import tanh
 
-# The bytes of two words as four pairs of numbers in 16 bits: those of the first byte of each word, of the second, and
-# so on, as `loads.py` converts integers.
+# The bytes of two words become four pairs of 16-bit floats: one pair of the first byte of each word, one of the second,
+# and so on. The conversion is that of `loads.py`.
 PAIRS = """
 prmt.b32 low, $4, $5, 0x5140;
 prmt.b32 high, $4, $5, 0x7362;
@@ -55,7 +55,10 @@ sub.f16x2 ${result}, number, magic;
 
 @triton.jit
 def load_quarter(numbers, offsets, exists, PLACE: tl.constexpr, OPTIONS: tl.constexpr):
-    """One of four channels of every quad, float32 [rows, quad_width]; zeros behind the last channel."""
+    """Return the channels 4 i + PLACE of the vectors at `offsets` [rows], float32 [rows, quad_width].
+
+    Channels behind the last, and rows that do not `exist`, are 0.
+    """
     channels = 4 * tl.arange(0, OPTIONS.quad_width) + PLACE
     inside = exists[:, None] & (channels < OPTIONS.head_dim)[None, :]
     return tl.load(numbers + offsets[:, None] + channels[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -63,7 +66,10 @@ def load_quarter(numbers, offsets, exists, PLACE: tl.constexpr, OPTIONS: tl.cons
 
 @triton.jit
 def load_quarters(numbers, offsets, exists, OPTIONS: tl.constexpr):
-    """The numbers at `offsets` as four tensors: a word of the screen has the integers of four channels."""
+    """Return the vectors at `offsets` [rows] as four tensors [rows, quad_width]; the i-th has the channels 4 j + i.
+
+    A word of the screen holds four channels.
+    """
     return (
         load_quarter(numbers, offsets, exists, 0, OPTIONS),
         load_quarter(numbers, offsets, exists, 1, OPTIONS),
@@ -74,7 +80,7 @@ def load_quarters(numbers, offsets, exists, OPTIONS: tl.constexpr):
 
 @triton.jit
 def products(left, right):
-    """Sums of left * right over the quarters."""
+    """Return the scalar products [rows] of vectors that are given as four quarters each (`load_quarters`)."""
     total = tl.sum(left[0] * right[0], 1)
     for place in tl.static_range(1, 4):
         total += tl.sum(left[place] * right[place], 1)
@@ -83,7 +89,10 @@ def products(left, right):
 
 @triton.jit
 def length(quarters):
-    """At least the length of vectors, but for the roundings of sums; NaN or infinity of what is no vector."""
+    """Return at least the length of vectors in four quarters, up to rounding of sums, [rows]; never below 2^-90.
+
+    The result is NaN or infinity if a component is not finite.
+    """
     largest = tl.max(tl.abs(quarters[0]), 1)
     for place in tl.static_range(1, 4):
         largest = tl.maximum(largest, tl.max(tl.abs(quarters[place]), 1))
@@ -98,7 +107,7 @@ def length(quarters):
 
 @triton.jit
 def multiplied(numbers, known, OPTIONS: tl.constexpr):
-    """A quarter of the queries as parts of what integers are multiplied with; zeros of what is not `known`."""
+    """Return a quarter of the queries as parts for products with integers; zeros for queries that are not `known`."""
     numbers = tl.where(known[:, None], numbers, 0.0)
     PARTS: tl.constexpr = OPTIONS.screen_parts
     return in_bfloat16(numbers, PARTS) if PARTS > 1 else (numbers.to(OPTIONS.screen_element),)
@@ -106,9 +115,14 @@ def multiplied(numbers, known, OPTIONS: tl.constexpr):
 
 @triton.jit
 def bounded_rows(query, key_shift, numbers, exists, slope, kv_head, shifted, scale, OPTIONS: tl.constexpr):
-    """Of query rows, by their number: four quarters in parts, q.c times the scale, and w's factors of d, s and 1.
+    """Return query rows (by number) as four quarters in parts, q.c times the scale, and w's factors of d, s and 1.
 
-    Nothing bounds the logits of a query that is no number or very long: its factor of d is infinite.
+    A key of a screen is c + s n + r with |r| <= d: c is the head's `key_shift`, n are integers, s is the key's scale, d
+    its distance. Its logit before soft cap and bias lies within w of scale (q.c + s q.n).
+
+    The logits of a query that is not finite or very long, of a head with such a shift, or of a head with a huge slope
+    have no bounds. Their factor of d is then infinite, and their parts, q.c and other factors are 0. `key_shift` is
+    read if `shifted` is not 0.
     """
     RHO: tl.constexpr = (OPTIONS.head_dim + 32) * 2.0**-22
     UP: tl.constexpr = 1.0 + 4.0 * RHO
@@ -134,7 +148,10 @@ def bounded_rows(query, key_shift, numbers, exists, slope, kv_head, shifted, sca
 
 @triton.jit
 def places_of(start, page, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """Where the words of a tile's keys begin in a screen (int64)."""
+    """Return the offsets in a screen, int64 [keys] in words, of the first word of each key of the tile at `start`.
+
+    `page` [keys] are the keys' blocks. A key's further words follow at a stride of block_size.
+    """
     WORDS: tl.constexpr = (OPTIONS.quads + 2) * OPTIONS.block_size
     index = tl.arange(0, OPTIONS.keys)
     return (page.to(tl.int64) * kv_heads + kv_head) * WORDS + (start + index) % OPTIONS.block_size
@@ -142,9 +159,12 @@ def places_of(start, page, kv_head, kv_heads, OPTIONS: tl.constexpr):
 
 @triton.jit
 def load_bounds(start, page, key_screen, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """Scales and distances [keys] of a tile; 0 and infinite where nothing is known of a key."""
+    """Return scales and distances [keys] of the tile at `start`; 0 and infinity if nothing is known of a key.
+
+    `page` [keys] are the keys' blocks; nothing is known of keys without a block (negative).
+    """
     behind = key_screen + places_of(start, page, kv_head, kv_heads, OPTIONS) + OPTIONS.quads * OPTIONS.block_size
-    # As pairs, so that each key's are loaded by one thread.
+    # Scale and distance are loaded as a pair, so that one thread loads both for a key.
     both = behind[:, None] + OPTIONS.block_size * tl.arange(0, 2)[None, :]
     mapped = (page >= 0)[:, None] & (tl.arange(0, 2) >= 0)[None, :]
     scales, distances = tl.split(tl.load(both, mask=mapped, other=0).to(tl.float32, bitcast=True))
@@ -153,7 +173,10 @@ def load_bounds(start, page, key_screen, kv_head, kv_heads, OPTIONS: tl.constexp
 
 @triton.jit
 def load_words(start, page, key_screen, kv_head, kv_heads, OPTIONS: tl.constexpr):
-    """The integers of a tile, int32 [quad_width, keys]: four of 8 bits each."""
+    """Return the integers of the tile at `start`, int32 [quad_width, keys]: four integers of 8 bits per word.
+
+    Words of keys without a block (`page` negative), and words behind the last, are 0.
+    """
     quads = tl.arange(0, OPTIONS.quad_width)
     inside = (page >= 0)[None, :]
     if OPTIONS.quad_width != OPTIONS.quads:
@@ -164,7 +187,7 @@ def load_words(start, page, key_screen, kv_head, kv_heads, OPTIONS: tl.constexpr
 
 @triton.jit
 def integers_of(words, OPTIONS: tl.constexpr):
-    """Words as the numbers of their four bytes, exact in 16 bits."""
+    """Return the four signed bytes of words, lowest first, as four tensors of `OPTIONS.screen_element`, exactly."""
     ELEMENT: tl.constexpr = OPTIONS.screen_element
     if INTERPRETED:
         result = (
@@ -184,7 +207,7 @@ def integers_of(words, OPTIONS: tl.constexpr):
 
 @triton.jit
 def screen_products(parts, words, OPTIONS: tl.constexpr):
-    """q.n of rows and keys, [rows, keys]."""
+    """Return q.n, float32 [rows, keys], of queries q in `parts` (`bounded_rows`) and integers n in `words` of keys."""
     integers = integers_of(words, OPTIONS)
     total = tl.full([OPTIONS.rows, OPTIONS.keys], 0, tl.float32)
     PARTS: tl.constexpr = OPTIONS.screen_parts
@@ -196,7 +219,7 @@ def screen_products(parts, words, OPTIONS: tl.constexpr):
 
 @triton.jit
 def position_bias(start, row, OPTIONS: tl.constexpr):
-    """What ALiBi takes off the logits [rows, keys]."""
+    """Return the ALiBi bias that is subtracted from the logits [rows, keys]."""
     position, _, _, slope, _, _ = row
     keys = start + tl.arange(0, OPTIONS.keys)
     return slope[:, None] * tl.abs(keys[None, :] - position[:, None]).to(tl.float32)
@@ -204,9 +227,13 @@ def position_bias(start, row, OPTIONS: tl.constexpr):
 
 @triton.jit
 def interval(start, lower, upper, row, softcap, OPTIONS: tl.constexpr):
-    """Both ends of logits [rows, keys] after soft cap and position bias."""
+    """Return both ends of logits [rows, keys] after soft cap and position bias, from the ends before, with margins.
+
+    `start` is the tile's first key, `row` that of a walk.
+    """
     if OPTIONS.softcap:
-        # `tanh` is off by a few units in the last place. Nothing bounds a logit that may be NaN.
+        # The margin covers `tanh`, which is off by a few units in the last place. Infinite ends stay infinite,
+        # because a logit that may be NaN has no bounds.
         margin = softcap * 2.0**-18
         lower = tl.where(lower > -float("inf"), softcap * tanh(lower / softcap) - margin, lower)
         upper = tl.where(upper < float("inf"), softcap * tanh(upper / softcap) + margin, upper)

@@ -1,4 +1,4 @@
-"""The first kernel of a step over a cache with a key screen: `write_cache`, and the new keys' screen beside them."""
+"""The first kernel of a step over a cache with a key screen: `write_cache`, which also writes the new keys' screen."""
 
 import triton
 import triton.language as tl
@@ -14,17 +14,20 @@ INTEGERS = (
 
 @triton.jit
 def store_screen(keys, slot, stored, key_screen, key_shift, kv_head, kv_heads, shifted, OPTIONS: tl.constexpr):
-    """The screen of keys [rows, head_width] that a cache holds in these slots, where they were `stored`.
+    """Store the screen of keys [rows, head_width] that a cache holds in these slots, for keys that were `stored`.
 
-    As `sharp.plugins.ops.key_screen.screen_of` says: integers and scale to the bit, distances but for the order of a
-    sum in float64.
+    `key_screen` points to int32 words [blocks, kv_heads, screen_bytes / 4], packed as by `key_screen.pack`.
+    `key_shift` [kv_heads, head_dim] is read if `shifted` is not 0.
+
+    The screen is that of `sharp.plugins.op.key_screen.screen_of`: integers and scale bit for bit, distances up to the
+    order of a sum in float64.
     """
     channels = tl.arange(0, OPTIONS.head_width)
     within = (channels < OPTIONS.head_dim) & (channels * 0 + shifted != 0)
     shift = tl.load(key_shift + kv_head * OPTIONS.head_dim + channels, mask=within, other=0.0)[None, :]
     keys = keys.to(tl.float32)
     wide = keys.to(tl.float64)
-    known = tl.sum(wide * wide, 1) < 2.0**120  # a NaN is not
+    known = tl.sum(wide * wide, 1) < 2.0**120  # false for NaN
     moved = tl.where(known[:, None], keys - shift, 0.0)
     largest = tl.max(tl.abs(moved), 1)
     scale = tl.where(largest >= 2.0**-100, tl.div_rn(largest, 127.0), 0.0)
@@ -80,7 +83,7 @@ def write_screened_cache(
     causal,
     OPTIONS: tl.constexpr,
 ):
-    """`write_cache`, its grid too, with the screen of the keys: int32 words, as `sharp.plugins.ops.key_screen.pack`."""
+    """Store tokens like `write_cache`, on the same grid, and the screen of the keys, packed as by `key_screen.pack`."""
     kv_head = tl.program_id(1)
     if tl.program_id(0) == tl.num_programs(0) - 1:
         if kv_head == 0:

@@ -1,4 +1,4 @@
-"""Between decoding's passes with adaptive softmax and entmax: each row's temperature or threshold, from its logits."""
+"""The solution between decoding's passes with adaptive softmax and entmax: a temperature or threshold for each row."""
 
 import triton
 import triton.language as tl
@@ -23,11 +23,14 @@ MOST_STEPS = tl.constexpr(64)
 
 @triton.jit
 def stored_entmax_sums(logits, first, end, peak, threshold, alpha, CHUNK: tl.constexpr, OPTIONS: tl.constexpr):
-    """The sums (`entmax_sums`) of one row's threshold [1] over its logits in scratch memory."""
+    """Return the sums (`entmax_sums`), [1] each, of one row's `threshold` [1] over its logits in scratch memory.
+
+    `logits` points to the logit of key 0; the keys [first, end) are read, CHUNK at a time.
+    """
     total = tl.full([1], 0, tl.float32)
     slope = tl.full([1], 0, tl.float32)
     support = tl.full([1], 0, tl.float32)
-    written = (end + 15) // 16 * 16  # more than `end`, so that the loads are vectors; blocks and tiles hold 16 and more
+    written = (end + 15) // 16 * 16  # rounded up, so that loads are vectors; blocks and tiles hold at least 16 keys
     for start in tl.range(first, written, CHUNK, num_stages=3):
         keys = start + tl.arange(0, CHUNK)
         row = tl.load(logits + keys, mask=keys < written, other=-float("inf"))[None, :]
@@ -70,7 +73,11 @@ def decode_solve(
     CHUNK: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The solution of one row: inverse temperature, or entmax's tau. Grid: units * their most tokens, query heads."""
+    """Solve one row: inverse temperature, or entmax's tau. Grid: units * their most tokens, query heads.
+
+    `sums` and `logits` are those of `decode_observe`. `solution` float32 [rows, 3] gets the row's peak, its inverse
+    temperature or tau, and the weight of the sink relative to those of the keys.
+    """
     index = tl.program_id(0) // tl.maximum(most_tokens, 1)
     unit = unit_of(query_start, sequences, most_tokens, index)
     token = tl.program_id(0) % tl.maximum(most_tokens, 1)
@@ -117,7 +124,10 @@ def decode_solve(
 
 @triton.jit
 def merged_sums(peaks, peak, totals, weighted_logs):
-    """Totals and weighted_logs of splits, brought to one peak and added; a split's sums that are NaN stay so."""
+    """Return totals and weighted_logs of splits, brought to one peak and added over axis 0; NaN sums stay NaN.
+
+    Peaks are base-2 exponents; `peak` is their maximum over the splits, broadcastable to `peaks`.
+    """
     shift = tl.where(peak == -float("inf"), 0.0, peak)
     moved = peaks - shift
     factor = tl.exp2(moved)

@@ -1,25 +1,26 @@
-"""Prompts whose keys are split over programs, under adaptive softmax and entmax: a launch for every pass over the keys.
+"""Prompts whose keys are split over programs, under adaptive softmax and entmax: one launch per pass over the keys.
 
-What a key's weight is only the logits of all parts tell, and a launch is the one thing that waits for all programs. The
-launches are numbered, and each begins with what all parts have come to in the one before:
-    prefill_observe   0: a part's running sums; of entmax its maximum, about where its threshold is, and which tiles of
+A key's weight depends on the logits of all parts, and only a new launch waits for all programs. The launches are
+numbered, and each begins with the results of all parts in the launch before:
+    prefill_observe   0: a part's running sums; for entmax its maximum, an estimate of its threshold, and which tiles of
                       keys may get a weight
     prefill_count     entmax: 1, 2, ...: the next threshold, and its sums over a part. In the last of these launches
                       one program has all parts of a tile, and goes on until the tile's rows have settled; mostly they
-                      have before
-    prefill_settled   the weights and values of a part; `merge.py` puts the parts together
-Every program of a tile computes the same thresholds or temperatures from the same numbers, so nothing is shared but
-these numbers, and a tile that has settled is left alone by the launches that are left.
+                      have settled before
+    prefill_settled   the weights and values of a part; `merge.py` merges the parts
+Every program of a tile computes the same thresholds or temperatures from the same numbers, so nothing but these numbers
+is shared. Once a tile has settled, the remaining launches skip it.
 
 Scratch memory, float32, for all rows [tokens * query heads]:
-    sums     [2 or 3 sets, rows, parts, 8]: launch 0 has set 0, and the others have 1 and 2 by turns. A part's numbers,
-             of logits without their `logit_factor`:
+    sums     [2 or 3 sets, rows, parts, 8]: launch 0 has set 0, the others alternate between sets 1 and 2. A part's
+             numbers, for logits without their `logit_factor`:
                  observe   peak, total, weighted_log or entmax's slope, entmax's -tau, lowest, visible, entmax's support
-                 count     a threshold's sums in 1, 2 and 6, tau, its bracket, and in 7 whether the rows have settled
-                 settled   those of `decode.py`, with the peak 0, in 6 adaptive softmax's inverse temperature, and in 7
+                 count     1, 2 and 6: a threshold's sums; 3: tau; 4 and 5: its bracket; 7: whether the tile's rows have
+                           settled
+                 settled   as in `decode.py`, with the peak 0; for adaptive softmax 6 is the inverse temperature; 7 is
                            the weight of the sink
     outputs  [rows, parts, value_dim]
-    tiles    entmax, int32: of every tile and KV head the lists of its parts, each behind its length
+    tiles    entmax, int32: for every tile and KV head the lists of its parts, each preceded by its length
 """
 
 import triton
@@ -49,7 +50,7 @@ INTEGERS = (
 
 @triton.jit
 def list_of_part(tiles, full_low, max_blocks, part, parts, OPTIONS: tl.constexpr):
-    """Where the number of a part's listed tiles lies, and their list behind it; no two parts have the same tiles."""
+    """Return the pointer to the length of a part's list of tiles, which the list follows; no two parts share a tile."""
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     places = tl.cdiv(max_blocks * OPTIONS.block_size, OPTIONS.listed_keys) + 2 * parts
     return tiles + program.to(tl.int64) * places + full_low // OPTIONS.listed_keys + 2 * part
@@ -57,9 +58,9 @@ def list_of_part(tiles, full_low, max_blocks, part, parts, OPTIONS: tl.constexpr
 
 @triton.jit
 def seed_of_tile(whole, source, OPTIONS: tl.constexpr):
-    """The largest logit among a tile's first and last keys: with it a part leaves out tiles that it would list alone.
+    """Return the largest logit among a tile's first and last keys; it lets a part skip tiles that it would list alone.
 
-    Nearly all texts have their largest logits there. `whole` are a walk's bounds, row and cache with all keys.
+    Nearly all texts have their largest logits there. `whole` has a walk's bounds, row and cache over all keys.
     """
     bounds, row, cache = whole
     low, _, _, high = bounds
@@ -72,7 +73,11 @@ def seed_of_tile(whole, source, OPTIONS: tl.constexpr):
 
 @triton.jit
 def observe_part(bounds, source, whole, listed, sums, exists, visible, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr):
-    """Walk a part's keys, and store what comes of it at the rows `sums`."""
+    """Walk a part's keys, and store the results at `sums`, pointers [rows] to the first of the part's eight numbers.
+
+    For entmax `listed` points to the part's list of tiles, whose length is stored first. `whole` is (bounds, row,
+    cache) of a walk over the keys of all parts; `visible` [rows] the part's numbers of visible keys.
+    """
     if OPTIONS.normalizer == "entmax":
         seed = seed_of_tile(whole, source, OPTIONS)
         state, count = aim(bounds, source, listed + 1, exists, seed, OPTIONS, STATISTICS, True)
@@ -119,25 +124,16 @@ def prefill_observe(
     alpha,
     OPTIONS: tl.constexpr,
 ):
-    """What the weights of all parts are found from. Grid as `prefill`."""
+    """Store the sums of a part that the solution is found from, and for entmax its list of tiles.
+
+    Grid: tiles, KV heads, parts. Scratch memory: `sums` [sets, tokens * q_heads, parts, 8], `tiles` int32.
+    """
     tile = tile_of_program(query_start, sequences, q_heads // kv_heads, OPTIONS)
     sequence, _, count, first = tile
     if (count <= most_tokens) | (first >= count * (q_heads // kv_heads)):
         return
-    rows, exists, _, row = rows_of_tile(
-        tile,
-        context_lens,
-        block_table,
-        alibi_slopes,
-        alibi_slopes,
-        q_heads,
-        kv_heads,
-        max_blocks,
-        0,
-        window,
-        causal,
-        OPTIONS,
-    )
+    lengths, of_heads = (context_lens, block_table), (alibi_slopes, alibi_slopes, 0)
+    rows, exists, _, row = rows_of_tile(tile, lengths, of_heads, q_heads, kv_heads, max_blocks, window, causal, OPTIONS)
     part = tl.program_id(2)
     caches = (key_cache, key_cache, key_scale, key_scale)
     whole = (0.0, 0.0, 0.0)
@@ -159,6 +155,27 @@ def prefill_observe(
             observe_part(bounds, source, whole, listed, own, exists, visible, OPTIONS, True)
     else:
         observe_part(bounds, source, whole, listed, own, exists, visible, OPTIONS, False)
+
+
+@triton.jit
+def count_parts(source, blocks, tiles, peak, tau, first_part, last_part, parts, OPTIONS: tl.constexpr):
+    """Return the sums of entmax's threshold `tau` over some parts of a tile: total, slope and support, [rows] each.
+
+    `source` is a walk's, but with the row over all keys and with the caches in place of the walk's; `blocks` is
+    (block_table, sequence, max_blocks, slots, kv_heads).
+    """
+    loaded, row, caches, scales = source
+    block_table, sequence, max_blocks, slots, kv_heads = blocks
+    total, slope, support = tau * 0.0, tau * 0.0, tau * 0.0
+    for part in tl.range(first_part, last_part):
+        own = part_of_tile(row, caches, block_table, sequence, max_blocks, slots, kv_heads, part, parts, OPTIONS, True)
+        listed = list_of_part(tiles, own[0][1], max_blocks, part, parts, OPTIONS)
+        stored = (listed + 1, tl.load(listed))
+        state = walk(own[0], (loaded, own[1], own[2], scales), (peak, tau), stored, OPTIONS, "count", "listed", False)
+        total += state[1]
+        slope += state[2]
+        support += state[6]
+    return total, slope, support
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -191,27 +208,18 @@ def prefill_count(
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The next threshold of entmax, and its sums over a part. Grid as `prefill`, or one program for all parts.
+    """Compute entmax's next threshold and its sums over a part. Grid: tiles, KV heads, parts, or one for all parts.
 
-    That program goes on until its tile has settled.
+    `stage` is the number of this launch, 1 or more. The sums of launch 0 and of the launch before are read, and those
+    of this launch written. A program for all parts goes on until its tile has settled.
     """
     tile = tile_of_program(query_start, sequences, q_heads // kv_heads, OPTIONS)
     sequence, _, count, first = tile
     if (count <= most_tokens) | (first >= count * (q_heads // kv_heads)):
         return
+    lengths, of_heads = (context_lens, block_table), (alibi_slopes, alibi_slopes, 0)
     rows, exists, heads, row = rows_of_tile(
-        tile,
-        context_lens,
-        block_table,
-        alibi_slopes,
-        alibi_slopes,
-        q_heads,
-        kv_heads,
-        max_blocks,
-        0,
-        window,
-        causal,
-        OPTIONS,
+        tile, lengths, of_heads, q_heads, kv_heads, max_blocks, window, causal, OPTIONS
     )
     alone = tl.num_programs(2) < parts
     first_part = tl.program_id(2)
@@ -225,7 +233,7 @@ def prefill_count(
     )
     sink_s = entmax_sink(sink_of(head_params, heads, exists, parameters, OPTIONS), peak * factor, alpha)
     low, high, top = entmax_bracket(visible, sink_s, alpha)
-    tau = tl.where(tau > low, tl.minimum(tau, high), low)  # also where it is NaN
+    tau = tl.where(tau > low, tl.minimum(tau, high), low)  # a NaN becomes `low`, too
     sees = exists & (visible > 0)
     unsettled = stage == 1
     if stage > 1:
@@ -238,24 +246,15 @@ def prefill_count(
             of_keys = entmax_counted(counted, rows, exists, parts, MOST_PARTS)
             tau, low, high, unsettled = entmax_next(tau, low, high, top, of_keys, sink_s, sees, alpha, OPTIONS)
     loaded = load_query(query, rows, exists, OPTIONS)
-    caches = (key_cache, key_cache, key_scale, key_scale)
+    source = (loaded, row, (key_cache, key_cache, key_scale, key_scale), (scale, softcap, alpha))
+    blocks = (block_table, sequence, max_blocks, slots, kv_heads)
     total, slope, support = tau * 0.0, tau * 0.0, tau * 0.0
     step = tl.where(unsettled, 0, MOST_STEPS)
     while step < MOST_STEPS:
-        total, slope, support = tau * 0.0, tau * 0.0, tau * 0.0
-        for part in tl.range(first_part, last_part):
-            own = part_of_tile(
-                row, caches, block_table, sequence, max_blocks, slots, kv_heads, part, parts, OPTIONS, True
-            )
-            listed = list_of_part(tiles, own[0][1], max_blocks, part, parts, OPTIONS)
-            source, stored = (loaded, own[1], own[2], (scale, softcap, alpha)), (listed + 1, tl.load(listed))
-            state = walk(own[0], source, (peak, tau), stored, OPTIONS, "count", "listed", False)
-            total += state[1]
-            slope += state[2]
-            support += state[6]
+        of_keys = count_parts(source, blocks, tiles, peak, tau, first_part, last_part, parts, OPTIONS)
+        total, slope, support = of_keys
         step += 1
         if alone:
-            of_keys = (total, slope, support)
             tau, low, high, more = entmax_next(tau, low, high, top, of_keys, sink_s, sees, alpha, OPTIONS)
             step = tl.where(more, step, MOST_STEPS)
         else:
@@ -286,7 +285,13 @@ def settle_part(
     OPTIONS: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """Weigh a part's values, and store what comes of it at the rows `index`."""
+    """Weigh a part's values, and store the sums and the output at the rows `index`.
+
+    `stored` is (pointer to the part's list of tiles, its length) for entmax. `solution` is (peak, inverse temperature
+    or tau), `of_sink` the weight of the sink, [rows] each. `observed` points to the sums of launch 0.
+
+    `bounds` and `source` are as in `walk`; rows that do not `exist` store nothing.
+    """
     peak, solved = solution
     VISITED: tl.constexpr = "listed" if OPTIONS.normalizer == "entmax" else "all"
     state = walk(bounds, source, solution, stored, OPTIONS, "settled", VISITED, STATISTICS)
@@ -348,24 +353,18 @@ def prefill_settled(
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The weights of a part's keys, and their values. Grid as `prefill`."""
+    """Compute the weights of a part's keys, and weigh their values. Grid: tiles, KV heads, parts.
+
+    `sums` of earlier launches are read; those of this launch, number `stage`, and `outputs` [tokens * q_heads, parts,
+    value_dim] are written for `merge_prompts`.
+    """
     tile = tile_of_program(query_start, sequences, q_heads // kv_heads, OPTIONS)
     sequence, _, count, first = tile
     if (count <= most_tokens) | (first >= count * (q_heads // kv_heads)):
         return
+    lengths, of_heads = (context_lens, block_table), (alibi_slopes, alibi_slopes, 0)
     rows, exists, heads, row = rows_of_tile(
-        tile,
-        context_lens,
-        block_table,
-        alibi_slopes,
-        alibi_slopes,
-        q_heads,
-        kv_heads,
-        max_blocks,
-        0,
-        window,
-        causal,
-        OPTIONS,
+        tile, lengths, of_heads, q_heads, kv_heads, max_blocks, window, causal, OPTIONS
     )
     part = tl.program_id(2)
     caches = (key_cache, value_cache, key_scale, value_scale)

@@ -1,6 +1,6 @@
-"""What the rows of a split prompt are solved to: by every program of their tile, from the numbers of all parts.
+"""The solutions of the rows of a split prompt, which every program of a tile computes from the numbers of all parts.
 
-Where these lie `split_prefill.py` says.
+`split_prefill.py` documents the layout of these numbers.
 """
 
 import triton
@@ -13,7 +13,7 @@ from sharp.plugins.triton.solve import merged_sums
 
 @triton.jit
 def sums_of_rows(sums, rows, exists, parts, MOST_PARTS: tl.constexpr):
-    """Pointers [parts, rows] to the first of each part's numbers, and whether there are any."""
+    """Return pointers [parts, rows] to the first of each part's numbers, and whether the part and the row exist."""
     part = tl.arange(0, MOST_PARTS)[:, None]
     return sums + (rows[None, :] * parts + part) * 8, (part < parts) & exists[None, :]
 
@@ -22,7 +22,11 @@ def sums_of_rows(sums, rows, exists, parts, MOST_PARTS: tl.constexpr):
 def adaptive_solution(
     observed, rows, exists, parts, sink, factor, polynomial, MOST_PARTS: tl.constexpr, OPTIONS: tl.constexpr
 ):
-    """The rows' peaks, inverse temperatures and weights of sinks, from what all parts have observed."""
+    """Return the rows' peaks, inverse temperatures and weights of sinks, from what all parts have observed.
+
+    The results are [rows]. `observed` points to the sums of launch 0, [rows, parts, 8]; `sink` are logits, `factor` is
+    the `logit_factor`, and `polynomial` (entropy threshold, t0, ..., t7). Peaks are without their factor.
+    """
     place, used = sums_of_rows(observed, rows, exists, parts, MOST_PARTS)
     peaks = tl.load(place, mask=used, other=-float("inf"))
     totals = tl.load(place + 1, mask=used, other=0.0)
@@ -36,7 +40,11 @@ def adaptive_solution(
 
 @triton.jit
 def entmax_observed(observed, rows, exists, parts, rate, alpha, MOST_PARTS: tl.constexpr, OPTIONS: tl.constexpr):
-    """The rows' peaks, how many keys they see, and about where their thresholds are, from what all parts have found."""
+    """Return the rows' peaks, numbers of visible keys, and estimated thresholds, from what all parts have observed.
+
+    `observed` points to the sums of launch 0, [rows, parts, 8]; `rate` is alpha - 1 times the `logit_factor`. The
+    results are [rows].
+    """
     place, used = sums_of_rows(observed, rows, exists, parts, MOST_PARTS)
     peaks = tl.load(place, mask=used, other=-float("inf"))
     totals = tl.load(place + 1, mask=used, other=0.0)
@@ -50,7 +58,10 @@ def entmax_observed(observed, rows, exists, parts, rate, alpha, MOST_PARTS: tl.c
 
 @triton.jit
 def entmax_counted(counted, rows, exists, parts, MOST_PARTS: tl.constexpr):
-    """A threshold's sums over the keys of all parts."""
+    """Return a threshold's sums over the keys of all parts: F, G and support (`entmax_sums`), [rows] each.
+
+    `counted` points to the sums of the launch that counted, [rows, parts, 8].
+    """
     place, used = sums_of_rows(counted, rows, exists, parts, MOST_PARTS)
     total = tl.sum(tl.load(place + 1, mask=used, other=0.0), 0)
     slope = tl.sum(tl.load(place + 2, mask=used, other=0.0), 0)
@@ -59,9 +70,12 @@ def entmax_counted(counted, rows, exists, parts, MOST_PARTS: tl.constexpr):
 
 @triton.jit
 def entmax_next(tau, low, high, top, sums, sink_s, sees, alpha, OPTIONS: tl.constexpr):
-    """The next threshold and bracket of all rows from the keys' sums, and whether some row of the tile has not settled.
+    """Return the next threshold and bracket of all rows from the keys' sums, and whether some row has not settled.
 
-    None is an estimate: the weights' sums are known behind the last launch only.
+    The results are tau, low, high, [rows] each, and one bool. `sums` are those of `entmax_counted` without the sink,
+    whose s is `sink_s`; rows that see no key (`sees`) count as settled.
+
+    No threshold is an estimate here, because the sums of the weights are known only after the last launch.
     """
     total, slope, support = entmax_sink_sums(tau, sink_s, alpha, OPTIONS)
     sums = (total + sums[0], slope + sums[1], support + sums[2])
@@ -83,7 +97,11 @@ def entmax_solution(
     MOST_PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    """The rows' peaks, thresholds and weights of sinks, from what has been found."""
+    """Return the rows' peaks, thresholds and weights of sinks, [rows] each, from the observed and counted numbers.
+
+    `observed` and `counted` point to the sums of launch 0 and of the last launch that counted, [rows, parts, 8]. `sink`
+    are logits, `factor` is the `logit_factor`.
+    """
     place, used = sums_of_rows(observed, rows, exists, parts, MOST_PARTS)
     peak = tl.max(tl.load(place, mask=used, other=-float("inf")), 0)
     tau = tl.load(counted + rows * parts * 8 + 3, mask=exists, other=0.0)

@@ -1,17 +1,17 @@
-"""How the loops over keys are cut into tiles, for every kind of device."""
+"""The sizes of tiles of the loops over keys, for every kind of device."""
 
 from dataclasses import dataclass
 
 from sharp.plugins.triton.options import Options
 
-DECODE_ROWS = 16  # what a matrix product takes at least
+DECODE_ROWS = 16  # the minimum of a matrix product
 MOST_PROMPT_ROWS = 128
-LARGE_SHARED_MEMORY = (80, 90, 100)  # 163 or 227 KiB a block; 86, 89 and 120 have 99
+LARGE_SHARED_MEMORY = (80, 90, 100)  # capabilities with 163 or 227 KiB per block; 86, 89 and 120 have 99 KiB
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a loop over keys is cut and scheduled: query rows times keys, warps, and loads in flight (`num_stages`)."""
+    """The size and schedule of a loop over keys: query rows times keys, warps, and loads in flight (`num_stages`)."""
 
     rows: int
     keys: int
@@ -20,33 +20,37 @@ class Tile:
 
 
 def decode_tile(options: Options, capability: int) -> Tile:
-    """Decoding's tiles."""
-    size = _width(options) * _bytes(options)  # of a key
+    """Return the tile of decoding for these types and sizes on a GPU of this compute capability (90 is 9.0)."""
+    size = _width(options) * _bytes(options)  # bytes of a key
     keys = 64 if size <= 256 else 32 if size <= 512 else 16
     return Tile(DECODE_ROWS, keys, warps=4, stages=_stages(options, 2 if capability in LARGE_SHARED_MEMORY else 1))
 
 
 def _stages(options: Options, ahead: int) -> int:
-    """Stages for so many tiles on their way beside the one at hand: a key's block is loaded as far ahead of the key."""
+    """Return Triton's `num_stages` for a loop that loads `ahead` tiles of keys besides the current one.
+
+    In a paged cache each tile takes two loads, one after the other: the block numbers, then the keys.
+    """
     return 1 + ahead * (1 if options.contiguous else 2)
 
 
 def prefill_tile(options: Options, capability: int) -> Tile:
-    """Prefill's tiles: as large as shared memory and registers allow."""
+    """Return the tile of prefill, as large as memory and registers of this compute capability (90 is 9.0) allow."""
     width = _width(options)
-    if options.precision == "tf32x3":  # three operands for one take many registers
+    if options.precision == "tf32x3":  # three operands instead of one take many registers
         if width > 128:
             return Tile(16, 16, warps=4, stages=1)
         rows, keys = (64, 32) if capability == 90 else (32, 16)
         return Tile(rows, keys, warps=4, stages=_stages(options, 1))
     stages = _stages(options, 2)
-    if options.query_parts > 1:  # each of the parts lies in shared memory
+    if options.query_parts > 1:  # every part of the query takes shared memory
         size = 64 if width <= (128 if capability in LARGE_SHARED_MEMORY else 64) else 32 if width <= 128 else 16
         return Tile(size, size, warps=4, stages=stages)
     if capability in LARGE_SHARED_MEMORY:
         if width > 128:
             return Tile(MOST_PROMPT_ROWS, 32, warps=8, stages=stages)
-        # The more keys, the fewer instructions for each; 80 has shared memory for 64, and so have values in tf32.
+        # More keys mean fewer instructions per key. Capability 80 has shared memory for 64 keys only; values in tf32
+        # take so much that there, too, only 64 keys fit.
         few = capability == 80 or (options.wide_weights and width > 64)
         return Tile(MOST_PROMPT_ROWS, 64 if few else 128, warps=8, stages=stages)
     if width <= 128:

@@ -1,55 +1,42 @@
-"""Which kernels one call of an op launches, in order: function, types, constants, grid and scratch memory.
+"""The kernels of a call of an op: function, types, constants and tile.
 
-The one description that the PyTorch wrapper launches from and the ahead-of-time build compiles from. Everything here
-follows from options, shapes and the device's capability, never from what a tensor holds, so that a launch can be
-recorded in a CUDA graph.
+The PyTorch wrapper launches kernels from this description and the ahead-of-time build compiles them from it.
+`launch_plan.py` computes which kernels a call launches, with what grid and scratch memory.
 
-Arguments have the same name in every kernel: those of the op's inputs, outputs and attributes, `Shapes`, the scratch
-buffers, and
+Arguments have the same name in every kernel: the names of the op's inputs, outputs and attributes, of `Shapes`, of the
+scratch buffers, and
     parameters  the width P of head_params
-    columns     stats_columns, so many as a row of `stats` has
+    columns     stats_columns, the width of `stats`
     t0 ... t7   temperature_coefficients, highest power first, filled up with zeros in front
-    most_tokens, units, workers, items  the functions of these names in `launch_sizes.py`
+    most_tokens, units, workers, items, parts  as in `LaunchPlan`
     slots       blocks * block_size, the slots of the caches
     shifted     whether there is a key_shift
-    stage       which of a split prompt's launches it is (`split_prefill.py`); `Kernel` has it
-An optional input that is absent is a null pointer; `Options` says so, `parameters` of head_params, and no kernel reads
-it. `stats` is always written.
+    stage       the number of a split prompt's launch (`split_prefill.py`), as in `Launch`
+An optional input that is absent is a null pointer, which no kernel reads: `Options` tells which inputs are absent, and
+`parameters` whether head_params is. `stats` is always written.
 
-Attention is computed by the same kernels, compiled with `Options.contiguous`. For them a batch is sequences of equally
-many tokens, and
+SharpAttention is computed by the same kernels, compiled with `Options.contiguous`. A batch is then a set of sequences
+with equally many tokens, and
     key_cache, value_cache      [sequences, kv_heads, slots, head_dim or value_dim]
     query, output, stats        [sequences, q_heads, tokens of a sequence, ...]
     query_start, context_lens   as in PagedAttention; scratch memory that `write_present` fills
-    block_table                 [sequences], the number of keys that count; so too
-    max_blocks                  so many blocks of 16 as hold `slots` keys
+    block_table                 [sequences], the number of keys that count; scratch memory, too
+    max_blocks                  the number of blocks of 16 that hold `slots` keys
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sharp.plugins.op.definition import ATTRIBUTES
 from sharp.plugins.triton.cache_write import write_cache, write_scaled_cache
 from sharp.plugins.triton.decode import decode_observe, decode_settled, decode_stream
-from sharp.plugins.triton.launch_sizes import (
-    MOST_PARTS,
-    Grid,
-    Shapes,
-    can_specialize,
-    ceil,
-    is_specialized,
-    items,
-    most_tokens,
-    prompt_parts,
-    prompts_needed,
-    row_blocks,
-    units,
-)
+from sharp.plugins.triton.launch_plan import MOST_PARTS
 from sharp.plugins.triton.merge import merge, merge_prompts
 from sharp.plugins.triton.options import MOST_SPLITS, Options
 from sharp.plugins.triton.prefill import prefill
@@ -57,13 +44,13 @@ from sharp.plugins.triton.present import write_present
 from sharp.plugins.triton.screen import decode_screen, decode_survivors
 from sharp.plugins.triton.screen_write import write_screened_cache
 from sharp.plugins.triton.solve import decode_solve
-from sharp.plugins.triton.specialized import prefill_full
 from sharp.plugins.triton.split_prefill import prefill_count, prefill_observe, prefill_settled
 from sharp.plugins.triton.tiles import Tile, decode_tile, prefill_tile
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 CACHE_DTYPES = DTYPES | {"int8": "i8", "fp8": "u8"}
-MOST_COEFFICIENTS = 8
+FLOAT_ARGUMENTS = tuple(argument.name for argument in ATTRIBUTES if argument.native and argument.type == "float")
+INTEGER_ARGUMENTS = tuple(argument.name for argument in ATTRIBUTES if argument.native and argument.type == "int")
 FUNCTIONS = (
     decode_observe,
     decode_screen,
@@ -75,7 +62,6 @@ FUNCTIONS = (
     merge_prompts,
     prefill,
     prefill_count,
-    prefill_full,
     prefill_observe,
     prefill_settled,
     write_cache,
@@ -83,15 +69,13 @@ FUNCTIONS = (
     write_present,
     write_screened_cache,
 )
-COUNTS = 3  # launches for the steps of a split prompt under entmax; mostly they are enough
-SPARSEMAX_COUNTS = 5  # at alpha 2
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch. `signature` has every argument in order with its Triton type; the constants are "constexpr" there.
+    """A kernel of a call. `signature` maps every argument, in order, to its Triton type; constants are "constexpr".
 
-    `stage` is the one argument that differs between launches of a call.
+    `constants` are the values of the constants by name, OPTIONS among them; `stages` is Triton's num_stages.
     """
 
     function: Any
@@ -99,287 +83,176 @@ class Kernel:
     constants: dict[str, Any]
     warps: int
     stages: int
-    grid: Callable[[Shapes], Grid]
-    needed: Callable[[Shapes], bool] = field(default=lambda shapes: shapes.tokens > 0)
-    stage: int = 0
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The name of the function."""
         return str(self.function.__name__)
 
     @property
     def aligned(self) -> tuple[str, ...]:
-        """Arguments that point to 16-byte boundaries; compilation relies on it for vector loads."""
+        """The arguments that point to 16-byte boundaries, on which the compiler relies for vector loads."""
         return tuple(name for name, kind in self.signature.items() if kind.startswith("*"))
 
 
-def kernels(
-    options: Options,
-    capability: int,
-    decode_as: Tile | None = None,
-    prefill_as: Tile | None = None,
-    specialized: bool = False,
-) -> tuple[Kernel, ...]:
-    """The launches of one call, in order, for a device of this compute capability (80, 86, 89, 90, 100, 120).
+# Arguments of several kernels, in the order of their parameters.
+_PLACES = "sequences q_heads kv_heads max_blocks slots most_tokens"
+_DECODED = f"plan sums logits {_PLACES} units"
+_SEEN = "window causal scale softcap"
+_POLYNOMIAL = "entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"
+_STORED = (
+    "slot_mapping query_start context_lens output stats plan tokens sequences q_heads kv_heads slots max_blocks"
+    " most_tokens units workers items"
+)
+_ROWS = "block_table query_start context_lens"
 
-    The tiles are those of `decode_tile` and `prefill_tile` unless others are to be tried. Prompts are `specialized`
-    where they can be.
+
+def kernels(
+    options: Options, capability: int, decode_as: Tile | None = None, prefill_as: Tile | None = None
+) -> tuple[Kernel, ...]:
+    """Return the kernels that calls with these options launch on a device of this compute capability (80, ..., 120).
+
+    `plan_launches` computes which of the kernels one call launches. `decode_as` and `prefill_as` replace the tiles of
+    `decode_tile` and `prefill_tile`; `rows`, `keys` and `spread` of `options` are replaced in any case. No kernel is
+    compiled here.
     """
     hash_functions()
+    decode_tiles = decode_as or decode_tile(options, capability)
+    prompt_tiles = prefill_as or prefill_tile(options, capability)
+    decode = replace(options, rows=decode_tiles.rows, keys=decode_tiles.keys, spread=True)
+    prompt = replace(options, rows=prompt_tiles.rows, keys=prompt_tiles.keys)
+    function, arguments = _store(options)
+    return (
+        _kernel(decode, function, arguments),
+        *_decode_kernels(decode, decode_tiles),
+        *_prompt_kernels(prompt, prompt_tiles),
+        _kernel(
+            decode,
+            merge_prompts,
+            "query_start head_params sums outputs collect_stats output stats sequences q_heads most_tokens parts"
+            " stage parameters columns",
+            MOST_PARTS=MOST_PARTS,
+        ),
+    )
+
+
+def _kernel(
+    options: Options, function: Any, arguments: str, warps: int = 4, stages: int = 2, **constants: int
+) -> Kernel:
+    """Describe a kernel: `arguments` are its arguments in order, `constants` its constants beside OPTIONS."""
     types = _types(options)
-    decoding_tile = decode_as or decode_tile(options, capability)
-    prompt_tile = prefill_as or prefill_tile(options, capability)
-    decode = replace(options, rows=decoding_tile.rows, keys=decoding_tile.keys, spread=True)
-    prompt = replace(options, rows=prompt_tile.rows, keys=prompt_tile.keys)
-    specialized = specialized and can_specialize(options, prompt_tile, capability)
-    special = replace(prompt, specialized=specialized)
+    values = {"OPTIONS": options, **constants}
+    ordered = {name: values[name] for name in function.arg_names if name in values}
+    signature = {name: types[name] for name in arguments.split()} | dict.fromkeys(ordered, "constexpr")
+    return Kernel(function, signature, ordered, warps, stages)
 
-    def kernel(
-        function: Any,
-        arguments: str,
-        grid: Callable[[Shapes], Grid],
-        constants: dict[str, Any],
-        warps: int = 4,
-        stages: int = 2,
-        **rest: Any,
-    ) -> Kernel:
-        signature = {name: types[name] for name in arguments.split()} | dict.fromkeys(constants, "constexpr")
-        return Kernel(function, signature, constants, warps, stages, grid, **rest)
 
-    def by_item(shapes: Shapes) -> Grid:
-        return items(decode, shapes), shapes.kv_heads * row_blocks(decode, shapes), 1
+def _decode_kernels(options: Options, tile: Tile) -> Iterator[Kernel]:
+    """Yield the kernels of decoding, in the order of their launches."""
+    kernel = partial(_kernel, options, warps=tile.warps, stages=tile.stages)
+    if options.screened:
+        yield kernel(
+            decode_screen,
+            f"query key_screen key_shift {_ROWS} alibi_slopes collect_stats {_DECODED} shifted {_SEEN}",
+        )
+        yield kernel(
+            decode_survivors,
+            f"query key_cache key_screen key_shift {_ROWS} head_params alibi_slopes collect_stats {_DECODED}"
+            f" parameters shifted {_SEEN} alpha",
+            MOST_SPLITS=MOST_SPLITS,
+        )
+    elif options.solves:
+        yield kernel(decode_observe, f"query key_cache key_scale {_ROWS} alibi_slopes collect_stats {_DECODED} {_SEEN}")
+    if options.solves:
+        yield _kernel(
+            options,
+            decode_solve,
+            f"{_ROWS} head_params plan sums logits solution sequences q_heads max_blocks most_tokens parameters"
+            f" window causal alpha {_POLYNOMIAL}",
+            warps=8,
+            MOST_SPLITS=MOST_SPLITS,
+            CHUNK=4096,
+        )
+        yield kernel(
+            decode_settled,
+            f"value_cache value_scale {_ROWS} collect_stats plan sums logits solution outputs {_PLACES} units"
+            " window causal alpha",
+        )
+    else:
+        yield kernel(
+            decode_stream,
+            f"query key_cache value_cache key_scale value_scale {_ROWS} head_params alibi_slopes collect_stats"
+            f" plan sums outputs {_PLACES} units parameters {_SEEN}",
+        )
+    yield _kernel(
+        options,
+        merge,
+        f"{_ROWS} head_params plan sums outputs solution collect_stats output stats sequences q_heads max_blocks"
+        " most_tokens parameters columns window causal",
+        MOST_SPLITS=MOST_SPLITS,
+    )
 
-    def decoding_needed(shapes: Shapes) -> bool:
-        equally_long = options.contiguous or shapes.sequences == 1
-        return shapes.tokens > 0 and not (equally_long and prompts_needed(options, shapes))
 
-    def by_split(function: Any, arguments: str, constants: dict[str, Any] | None = None) -> Kernel:
-        constants = (constants or {}) | {"OPTIONS": decode}
-        warps, stages = decoding_tile.warps, decoding_tile.stages
-        return kernel(function, arguments, by_item, constants, warps, stages, needed=decoding_needed)
+def _prompt_kernels(options: Options, tile: Tile) -> Iterator[Kernel]:
+    """Yield the kernels of prompts, in the order of their launches; `merge_prompts` is not among them."""
+    kernel = partial(_kernel, options, warps=tile.warps, stages=tile.stages)
+    yield kernel(
+        prefill,
+        f"query key_cache value_cache key_scale value_scale {_ROWS} head_params alibi_slopes collect_stats output"
+        f" stats sums outputs tiles {_PLACES} parts parameters columns {_SEEN} alpha {_POLYNOMIAL}",
+    )
+    if not options.solves:
+        return
+    yield kernel(
+        prefill_observe,
+        f"query key_cache key_scale {_ROWS} alibi_slopes collect_stats sums tiles tokens {_PLACES} parts stage"
+        f" {_SEEN} alpha",
+    )
+    if options.normalizer == "entmax":
+        yield kernel(
+            prefill_count,
+            f"query key_cache key_scale {_ROWS} head_params alibi_slopes sums tiles tokens {_PLACES} parts"
+            f" stage parameters {_SEEN} alpha",
+            MOST_PARTS=MOST_PARTS,
+        )
+    yield kernel(
+        prefill_settled,
+        f"query key_cache value_cache key_scale value_scale {_ROWS} head_params alibi_slopes collect_stats sums"
+        f" outputs tiles tokens {_PLACES} parts stage parameters {_SEEN} alpha {_POLYNOMIAL}",
+        MOST_PARTS=MOST_PARTS,
+    )
 
-    def by_row(shapes: Shapes) -> Grid:
-        return units(shapes) * max(1, most_tokens(shapes)), shapes.q_heads, 1
 
-    def tiles_of_prompts(shapes: Shapes) -> Grid:
-        tiles = shapes.tokens * shapes.group // prompt.rows + shapes.sequences
-        return tiles, shapes.kv_heads, prompt_parts(prompt, shapes)
-
-    tile = {"OPTIONS": decode}
+def _store(options: Options) -> tuple[Any, str]:
+    """Return the kernel that stores new keys and values, and its arguments."""
     if options.contiguous:
-        store = kernel(
+        return (
             write_present,
             "key value key_cache value_cache past_lens total_lens query_start context_lens block_table plan"
             " tokens sequences kv_heads slots new_keys past counted stored"
             " max_blocks most_tokens units workers items window causal",
-            lambda shapes: (max(1, ceil(shapes.new_keys, decode.rows)) + 1, shapes.kv_heads, shapes.sequences),
-            tile,
-            needed=lambda shapes: shapes.sequences > 0,
         )
-    elif options.quantized:
-        store = kernel(
+    if options.quantized:
+        return (
             write_scaled_cache,
-            "key value key_cache value_cache key_scale value_scale slot_mapping query_start context_lens output stats"
-            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items columns"
-            " window causal",
-            lambda shapes: (shapes.tokens + 1, shapes.kv_heads, 1),
-            tile,
+            f"key value key_cache value_cache key_scale value_scale {_STORED} columns window causal",
         )
-    elif options.screened:
-        store = kernel(
-            write_screened_cache,
-            "key value key_cache value_cache key_screen key_shift slot_mapping query_start context_lens output stats"
-            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items shifted columns"
-            " window causal",
-            lambda shapes: (ceil(shapes.tokens, decode.rows) + 1, shapes.kv_heads, 1),
-            tile,
-        )
-    else:
-        store = kernel(
-            write_cache,
-            "key value key_cache value_cache slot_mapping query_start context_lens output stats"
-            " plan tokens sequences q_heads kv_heads slots max_blocks most_tokens units workers items columns"
-            " window causal",
-            lambda shapes: (ceil(shapes.tokens, decode.rows) + 1, shapes.kv_heads, 1),
-            tile,
-        )
-    decoding: tuple[Kernel, ...]
-    observing: tuple[Kernel, ...] = ()
     if options.screened:
-        observing = (
-            by_split(
-                decode_screen,
-                "query key_screen key_shift block_table query_start context_lens alibi_slopes collect_stats plan sums"
-                " logits sequences q_heads kv_heads max_blocks slots most_tokens units shifted window causal scale"
-                " softcap",
-            ),
-            by_split(
-                decode_survivors,
-                "query key_cache key_screen key_shift block_table query_start context_lens head_params alibi_slopes"
-                " collect_stats plan sums logits sequences q_heads kv_heads max_blocks slots most_tokens units"
-                " parameters shifted window causal scale softcap alpha",
-                {"MOST_SPLITS": MOST_SPLITS},
-            ),
+        return (
+            write_screened_cache,
+            f"key value key_cache value_cache key_screen key_shift {_STORED} shifted columns window causal",
         )
-    elif options.solves:
-        observing = (
-            by_split(
-                decode_observe,
-                "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats plan sums"
-                " logits sequences q_heads kv_heads max_blocks slots most_tokens units window causal scale softcap",
-            ),
-        )
-    if options.solves:
-        decoding = (
-            *observing,
-            kernel(
-                decode_solve,
-                "block_table query_start context_lens head_params plan sums logits solution sequences q_heads"
-                " max_blocks most_tokens parameters window causal alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
-                by_row,
-                {"MOST_SPLITS": MOST_SPLITS, "CHUNK": 4096, "OPTIONS": decode},
-                needed=decoding_needed,
-                warps=8,
-            ),
-            by_split(
-                decode_settled,
-                "value_cache value_scale block_table query_start context_lens collect_stats plan sums logits solution"
-                " outputs sequences q_heads kv_heads max_blocks slots most_tokens units window causal alpha",
-            ),
-        )
-    else:
-        decoding = (
-            by_split(
-                decode_stream,
-                "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes collect_stats plan sums outputs sequences q_heads kv_heads max_blocks slots"
-                " most_tokens units parameters window causal scale softcap",
-            ),
-        )
-    merging = kernel(
-        merge,
-        "block_table query_start context_lens head_params plan sums outputs solution collect_stats output stats"
-        " sequences q_heads max_blocks most_tokens parameters columns window causal",
-        by_row,
-        {"MOST_SPLITS": MOST_SPLITS, "OPTIONS": decode},
-        needed=decoding_needed,
-    )
-
-    def whole_tiles(shapes: Shapes) -> Grid:
-        return *tiles_of_prompts(shapes)[:2], 1
-
-    def split(shapes: Shapes) -> bool:
-        return prompt_parts(prompt, shapes) > 1
-
-    def of_prompts(
-        function: Any,
-        arguments: str,
-        constants: dict[str, Any] | None = None,
-        grid: Callable[[Shapes], Grid] = tiles_of_prompts,
-        **rest: Any,
-    ) -> Kernel:
-        return kernel(
-            function,
-            arguments,
-            grid,
-            {"OPTIONS": prompt} | (constants or {}),
-            warps=prompt_tile.warps,
-            stages=prompt_tile.stages,
-            **rest,
-        )
-
-    def of_all_tiles(prompt: Options) -> Kernel:
-        return of_prompts(
-            prefill,
-            "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-            " alibi_slopes collect_stats output stats sums outputs tiles"
-            " sequences q_heads kv_heads max_blocks slots most_tokens parts parameters columns window causal"
-            " scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7",
-            {"OPTIONS": prompt},
-            needed=lambda shapes: (
-                prompts_needed(options, shapes)
-                and not (options.solves and split(shapes))
-                and prompt.specialized == is_specialized(special, shapes)
-            ),
-        )
-
-    prompts: tuple[Kernel, ...] = (of_all_tiles(prompt),)
-    if specialized:
-        full = kernel(
-            prefill_full,
-            "query key_cache value_cache block_table query_start context_lens head_params collect_stats sums outputs"
-            " tokens sequences q_heads kv_heads max_blocks slots most_tokens parameters window causal scale",
-            lambda shapes: (shapes.tokens // prompt.rows + shapes.sequences, shapes.q_heads, 1),
-            {"OPTIONS": special},
-            needed=lambda shapes: prompts_needed(options, shapes) and is_specialized(special, shapes),
-        )
-        prompts = (full, of_all_tiles(special), *prompts)
-    passes: list[Kernel] = []
-    if options.solves:
-        passes.append(
-            of_prompts(
-                prefill_observe,
-                "query key_cache key_scale block_table query_start context_lens alibi_slopes collect_stats sums tiles"
-                " tokens sequences q_heads kv_heads max_blocks slots most_tokens parts stage window causal"
-                " scale softcap alpha",
-                needed=split,
-            )
-        )
-        steps = 0
-        if options.normalizer == "entmax":  # the last one is for tiles that have not settled by then
-            steps = 1 + (SPARSEMAX_COUNTS if options.power == "one" else COUNTS)
-        passes += [
-            of_prompts(
-                prefill_count,
-                "query key_cache key_scale block_table query_start context_lens head_params alibi_slopes sums tiles"
-                " tokens sequences q_heads kv_heads max_blocks slots most_tokens parts stage parameters window causal"
-                " scale softcap alpha",
-                {"MOST_PARTS": MOST_PARTS},
-                needed=split,
-                stage=stage,
-                grid=tiles_of_prompts if stage < steps else whole_tiles,
-            )
-            for stage in range(1, steps + 1)
-        ]
-        passes.append(
-            of_prompts(
-                prefill_settled,
-                "query key_cache value_cache key_scale value_scale block_table query_start context_lens head_params"
-                " alibi_slopes collect_stats sums outputs tiles tokens sequences q_heads kv_heads max_blocks slots"
-                " most_tokens parts stage parameters window causal scale softcap alpha entropy_threshold"
-                " t0 t1 t2 t3 t4 t5 t6 t7",
-                {"MOST_PARTS": MOST_PARTS},
-                needed=split,
-                stage=len(passes),
-            )
-        )
-    merging_prompts = kernel(
-        merge_prompts,
-        "query_start head_params sums outputs collect_stats output stats sequences q_heads most_tokens parts"
-        " stage parameters columns",
-        lambda shapes: (shapes.tokens, shapes.q_heads, 1),
-        {"MOST_PARTS": MOST_PARTS, "OPTIONS": decode},
-        needed=split,
-        stage=max(0, len(passes) - 1),
-    )
-    return store, *decoding, merging, *prompts, *passes, merging_prompts
-
-
-def prompt_options(launches: Sequence[Kernel]) -> Options:
-    """Those of the kernel `prefill` among them, with the size of its tiles."""
-    options: Options = next(kernel.constants["OPTIONS"] for kernel in launches if kernel.function is prefill)
-    return options
+    return write_cache, f"key value key_cache value_cache {_STORED} columns window causal"
 
 
 @cache
 def hash_functions() -> None:
-    """Triton's hash of a function differs with which functions were hashed before it.
+    """Hash all functions in one order, so that every process finds in Triton's cache what another one compiled.
 
-    All are hashed in one order here, so that every process finds in the cache what another one compiled.
+    Triton's hash of a function depends on which functions were hashed before it.
     """
     for function in FUNCTIONS:
-        getattr(function, "cache_key", None)  # computed once, when first read; the interpreter's functions have none
+        getattr(function, "cache_key", None)  # reading it computes the hash once; the interpreter's functions have none
 
 
 def _types(options: Options) -> dict[str, str]:
@@ -391,9 +264,10 @@ def _types(options: Options) -> dict[str, str]:
         ("*fp32", "key_scale value_scale key_shift head_params alibi_slopes stats sums outputs logits solution"),
         ("*u1", "collect_stats"),
         ("i32", "tokens sequences max_blocks slots most_tokens q_heads kv_heads parts stage parameters"),
-        ("i32", "units workers items shifted window causal"),
-        ("i32", "new_keys past counted stored columns"),
-        ("fp32", "scale softcap alpha entropy_threshold t0 t1 t2 t3 t4 t5 t6 t7"),
+        ("i32", "units workers items shifted new_keys past counted stored columns"),
+        ("i32", " ".join(INTEGER_ARGUMENTS)),
+        ("fp32", " ".join(FLOAT_ARGUMENTS)),
+        ("fp32", "t0 t1 t2 t3 t4 t5 t6 t7"),
     )
     types: dict[str, str] = {}
     for kind, names in kinds:
@@ -402,13 +276,14 @@ def _types(options: Options) -> dict[str, str]:
 
 
 def compile_kernel(kernel: Kernel, capability: int) -> Any:
-    """Triton's compiled kernel for a device of this compute capability, which need not be there.
+    """Compile a kernel for a device of this compute capability (90 is 9.0), which need not be present.
 
-    It is the one that the wrapper's launch would compile, down to the key in Triton's cache.
+    Errors are Triton's. The result is the kernel that the wrapper's launch would compile, down to the key in Triton's
+    cache.
     """
     facts = {"*": [["tt.divisibility", 16]]}
     if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7):
-        facts["constexpr"] = []  # newer launches name the constants among the attributes, without any
+        facts["constexpr"] = []  # newer versions list constants among the attributes, with an empty list
     attributes = {
         (index,): facts[kind if kind == "constexpr" else "*"]
         for index, (name, kind) in enumerate(kernel.signature.items())

@@ -1,23 +1,24 @@
-"""The walk over a tile's keys, shared by decode and prefill: logits tile by tile, and what a pass does with them.
+"""The walk over a tile's keys, shared by decode and prefill: it computes logits tile by tile and updates the state.
 
 A walk's mode is one of
     "stream"   weights from one pass over the logits, and their values (softmax, ssa, softpick, sigmoid, relu, relu2)
     "fixed"    as "stream", but weights are not kept in range by the running maximum
-    "observe"  what the solution of a row is found from: running sums (adaptive softmax) or the maximum (entmax)
-    "aim"      entmax: the maximum, in `visible` how far below it tau about is, and estimates of what "count" finds
+    "observe"  the numbers that a row's solution is found from: running sums (adaptive softmax) or the maximum (entmax)
+    "aim"      entmax: the maximum, in `visible` an estimate of the distance of tau below it, and estimated "count" sums
     "count"    entmax: a threshold's sums (`entmax_sums`), in the state's `total`, `weighted_log` and `support`
     "settled"  weights from a row's solution, and their values
 
 The parameters come in tuples:
     source      query (its parts), row, cache, attributes
     row         position, begin, end, slope, b, n; each [rows]: the row sees the keys begin <= key < end
-    cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; of contiguous keys
-                the place of its head's first), begin, end (no row sees other keys: their values, and keys from the
-                end on, are not read), kv_head, kv_heads, slots (of the whole cache; blocks behind are none)
+    cache       key_cache, value_cache, key_scale, value_scale, table (pointer to the sequence's row; for contiguous
+                keys the place of the head's first key), begin, end (no row sees keys outside: their values, and keys
+                from the end on, are not read), kv_head, kv_heads, slots (of the whole cache; blocks behind do not
+                exist)
     attributes  scale, softcap, alpha
     solution    peak, inverse temperature or tau; each [rows]
-    stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist; of a walk over
-                listed tiles, pointer to their numbers in scratch memory, and how many they are
+    stored      pointers [rows] to the logits of key 0 in scratch memory, and whether the rows exist; for a walk over
+                listed tiles the pointer to the list in scratch memory, and its length
 """
 
 import triton
@@ -32,7 +33,7 @@ CHUNK = tl.constexpr(256)
 
 @triton.jit
 def tanh(x):
-    """From e^-2|x|, which cannot overflow."""
+    """Return tanh x, computed from e^-2|x|, which cannot overflow."""
     small = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - small) / (1.0 + small)
     return tl.where(x < 0, -size, size)
@@ -40,7 +41,11 @@ def tanh(x):
 
 @triton.jit
 def tile_logits(query, start, page, row, cache, attributes, OPTIONS: tl.constexpr, MAPPED: tl.constexpr):
-    """Logits [rows, keys] before the mask, less `logit_factor`: scale, soft cap, position bias."""
+    """Return logits [rows, keys] of the tile at `start` before the mask: products, scale, soft cap, position bias.
+
+    If `OPTIONS.scaled_late` they are the products alone, and the caller multiplies them by their `logit_factor`. `page`
+    is that of `load_pages`, `query` the tuple of `load_query`, `attributes` (scale, softcap, alpha).
+    """
     position, _, _, slope, _, _ = row
     scale, softcap, _ = attributes
     keys, scales = load_keys(start, page, cache, OPTIONS, MAPPED)
@@ -74,9 +79,11 @@ def visit(
     MASKED: tl.constexpr,
     STATISTICS: tl.constexpr,
 ):
-    """The state with what a tile of keys adds to it, and in the mode "aim" which rows may give its keys a weight.
+    """Return the state updated by a tile of keys, and in the mode "aim" which rows may give its keys a weight.
 
-    Only a tile that is MASKED may hold keys that some row does not see, or that have no block.
+    `start` is the tile's first key; the other arguments are those of `walk`. Only a MASKED tile may hold keys that some
+    row does not see, or that have no block. STORE keeps the logits in `stored`. In modes but "aim" the second result is
+    False.
     """
     peak, total, weighted_log, highest, lowest, visible, support, output, opposed = state
     query, row, cache, attributes = source
@@ -96,7 +103,7 @@ def visit(
             visible += sees.to(tl.float32)
     if STORE:
         pointers, exists = stored
-        inside = keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS)  # whole ones, so that reads may be vectors
+        inside = keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS)  # whole blocks, so that reads may be vectors
         tl.store(pointers[:, None] + keys[None, :], logits * factor, mask=exists[:, None] & inside[None, :])
 
     live = False
@@ -150,12 +157,18 @@ def walk(
     STORE: tl.constexpr = False,
     SEEDED: tl.constexpr = False,
 ):
-    """The state of rows that have seen the tiles of [low, high).
+    """Return the state of rows after the tiles of [low, high); `bounds` is (low, full_low, full_high, high).
 
-    In [full_low, full_high) every row sees every key; all have a block. All four bounds but `high` are multiples of the
-    tile, and of `listed_keys` those of full tiles that are listed. FULL says which full tiles are visited: "all" of
-    them, those "listed" in `stored`, or "none". STORE keeps the logits in `stored`. SEEDED: in the mode "aim" the peak
-    starts from the solution's.
+    The state is (peak, total, weighted_log, highest, lowest, visible, support, output, opposed). MODE is "stream" or
+    "fixed" (weights and values in one pass), "observe" or "aim" (what the solution is found from), "count" (a
+    threshold's sums), or "settled" (weights and values from the solution). `source` is (query parts, row, cache,
+    (scale, softcap, alpha)), `row` (position, begin, end, slope, b, n), `solution` (peak, inverse temperature or tau),
+    `stored` (pointers [rows] to the logits of key 0, whether rows exist), or (pointer to a list of tiles, its length).
+
+    In [full_low, full_high) every row sees every key, and all keys have a block. All four bounds except `high` are
+    multiples of the tile; if full tiles are listed, full_low and full_high are multiples of `listed_keys`. FULL selects
+    the full tiles that are visited: "all", those "listed" in `stored`, or "none". STORE keeps the logits in `stored`.
+    SEEDED, in the mode "aim", starts with the peak of the solution.
     """
     state = empty_state(OPTIONS, STORE)
     if SEEDED:
@@ -174,20 +187,21 @@ def walk(
             state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, False, False, STATISTICS)
     if FULL == "listed":
         listed, count = stored
-        EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys  # tiles that an entry of the list stands for
+        EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys  # tiles per entry of the list
         entry = tl.load(listed)
         for index in tl.range(0, count * EACH):
             start = entry * OPTIONS.listed_keys + index % EACH * OPTIONS.keys
-            entry = tl.load(listed + (index + 1) // EACH)  # the list has one place more; the load has this tile's time
+            entry = tl.load(listed + (index + 1) // EACH)  # the list has a spare entry at its end
             state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, False, False, STATISTICS)
     return state
 
 
 @triton.jit
 def aim(bounds, source, listed, exists, seed, OPTIONS: tl.constexpr, STATISTICS: tl.constexpr, SEEDED: tl.constexpr):
-    """The state after a walk of mode "aim" over all tiles; full ones are listed where their keys may get a weight.
+    """Walk all tiles in the mode "aim" and list the full ones that may get a weight; return state and list length.
 
-    SEEDED: with a peak to start from, that of some keys of the rows.
+    `listed` points to int32 scratch memory, which gets the numbers of the tiles of `listed_keys` keys, with room for
+    all of them and one more. SEEDED: the walk starts with the peak `seed`, the maximum of some keys of the rows.
     """
     unused = (0.0, 0.0)
     state = walk(bounds, source, (seed, 0.0), unused, OPTIONS, "aim", "none", STATISTICS, False, SEEDED)
@@ -199,14 +213,14 @@ def aim(bounds, source, listed, exists, seed, OPTIONS: tl.constexpr, STATISTICS:
     for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
         start = tile * OPTIONS.keys
         state, live = visit(start, state, source, unused, unused, OPTIONS, "aim", False, False, STATISTICS)
-        # By each row: warps need not wait for each other.
+        # Each row stores its own flag, so warps need not wait for each other.
         tl.store(flags + start // OPTIONS.listed_keys, 1, mask=live & exists)
     return state, compact(listed, first, count)
 
 
 @triton.jit
 def clear(listed, count):
-    """Zeros into `count` places."""
+    """Write zeros into the first `count` places of `listed`, and wait for all threads."""
     for start in tl.range(0, count, CHUNK):
         places = start + tl.arange(0, CHUNK)
         tl.store(listed + places, 0, mask=places < count)
@@ -215,13 +229,16 @@ def clear(listed, count):
 
 @triton.jit
 def compact(listed, first, count):
-    """The places of `count` that are not 0, numbered from `first`, one behind the other; returns how many there are."""
+    """Write the numbers of the places of `listed` that are 1, not 0, to its front in order, and return their count.
+
+    There are `count` places; the first has the number `first`.
+    """
     tl.debug_barrier()
     kept = count * 0
     for start in tl.range(0, count, CHUNK):
         places = start + tl.arange(0, CHUNK)
         keep = tl.load(listed + places, mask=places < count, other=0)
-        tl.debug_barrier()  # read by all before one writes: what is kept moves to the front
+        tl.debug_barrier()  # all threads must read before one writes, because entries move to the front
         tl.store(listed + kept + tl.cumsum(keep, 0) - keep, first + places, mask=keep != 0)
         kept += tl.sum(keep, 0)
     tl.debug_barrier()

@@ -1,1 +1,1 @@
-"""What a request, a completion and an error are, whatever protocol they come by."""
+"""Requests, completions and errors, independent of the protocol that carries them."""

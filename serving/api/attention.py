@@ -13,9 +13,14 @@ ENTROPY, SUPPORT, INVERSE_TEMPERATURE, LOGIT_SPREAD, SINK_MASS = range(5)
 
 @dataclass(frozen=True)
 class AttentionRows:
-    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4 or 5], `positions` [tokens].
+    """The statistics of some tokens: `stats` float32 [layers, tokens, q_heads, 4 or 5], `positions` int64 [tokens].
 
-    `windows` int64 [layers] is how many keys a query of a layer sees at most; None where every layer sees all.
+    The columns of `stats` are the entropy of the weights in nats, the support (the number of keys with weight), the
+    inverse temperature (the factor on the logits), the spread (the largest minus the smallest logit) and, for models
+    with sinks only, the sink's mass (its share of the weights).
+
+    `windows` int64 [layers] is the maximum number of keys that a query of the layer sees; None if all layers see all
+    keys.
     """
 
     stats: NDArray[np.float32]
@@ -24,21 +29,23 @@ class AttentionRows:
 
     @property
     def visible(self) -> NDArray[np.int64]:
-        """The keys that a query sees, p + 1 at position p where no window ends before: [layers or 1, tokens]."""
+        """The number of keys that a query sees, int64 [layers or 1, tokens]: p + 1 at position p, or the window."""
         visible = self.positions[None] + 1
         return visible if self.windows is None else np.minimum(visible, self.windows[:, None])
 
     def of(self, tokens: slice | NDArray[np.bool_]) -> "AttentionRows":
-        """Those of some of the tokens."""
+        """Return the statistics of some of the tokens, which are chosen by a slice or by a mask, bool [tokens]."""
         return AttentionRows(self.stats[:, tokens], self.positions[tokens], self.windows)
 
 
 @dataclass(frozen=True)
 class AttentionSummary:
-    """Means over `tokens` tokens, each array float64 [layers, q_heads].
+    """Means over `tokens` tokens; each array is float64 [layers, q_heads]. A mean over no tokens is NaN.
 
-    `normalized_entropy` is the mean of H / ln n over the tokens that see n > 1 keys, `support_ratio` that of
-    support / n. `sink_mass` is the share of the weights that the head's sink takes; None where the model has no sinks.
+    `entropy` is in nats. `normalized_entropy` is the mean of H / ln n over the tokens that see n > 1 keys.
+    `support_ratio` is the mean of support / n, the share of the visible keys that have weight. `inverse_temperature` is
+    the factor on the logits, and `logit_spread` the largest minus the smallest logit. `sink_mass` is the mean share of
+    the weights that the head's sink takes; None if the model has no sinks.
     """
 
     tokens: int
@@ -52,7 +59,11 @@ class AttentionSummary:
 
 @dataclass(frozen=True)
 class AttentionTotals:
-    """Sums over tokens that add up to a summary; `sums` [5 or 6, layers, q_heads] in the order of its fields."""
+    """Sums over tokens, from which a summary is computed.
+
+    `sums` is float64 [5 or 6, layers, q_heads], in the order of the fields of `AttentionSummary`. `tokens_past_first`
+    is the number of tokens at positions above 0, over which the normalized entropy is averaged.
+    """
 
     tokens: int
     tokens_past_first: int
@@ -64,7 +75,7 @@ class AttentionTotals:
         )
 
     def summary(self) -> AttentionSummary:
-        """The means; NaN where there was no token."""
+        """Return means over the tokens (of normalized entropy: after position 0); NaN if there are none."""
         tokens = self.tokens or np.nan
         counts = np.full(len(self.sums), tokens, np.float64)
         counts[1] = self.tokens_past_first or np.nan
@@ -72,7 +83,7 @@ class AttentionTotals:
 
 
 def normalized(rows: AttentionRows) -> NDArray[np.float64]:
-    """H / ln n of every token [layers, tokens, q_heads]; 0 for the first, of which ln 1 = 0 makes none."""
+    """Return H / ln n of every token, float64 [layers, tokens, q_heads]; 0 for tokens that see one key (ln 1 = 0)."""
     visible = rows.visible
     by_log = np.where(visible > 1, 1 / np.log(np.maximum(visible, 2)), 0)
     values: NDArray[np.float64] = rows.stats[..., ENTROPY].astype(np.float64) * by_log[..., None]
@@ -81,19 +92,22 @@ def normalized(rows: AttentionRows) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class TokenEntropies:
-    """H / ln n of some tokens, `entropy` float32 [tokens, layers, q_heads]; `positions` int64 [tokens]."""
+    """The normalized entropies H / ln n of some tokens.
+
+    `entropy` is float32 [tokens, layers, q_heads], `positions` int64 [tokens].
+    """
 
     positions: NDArray[np.int64]
     entropy: NDArray[np.float32]
 
     @classmethod
     def of(cls, rows: AttentionRows) -> "TokenEntropies":
-        """Those of `rows`; nothing of the step that `rows` are a part of is kept."""
+        """Return the entropies of `rows` as copies, so that they keep no memory of the step alive."""
         return cls(rows.positions.copy(), normalized(rows).swapaxes(0, 1).astype(np.float32))
 
 
 def add_up(rows: AttentionRows) -> AttentionTotals:
-    """The sums over `rows`."""
+    """Return the sums over all tokens of `rows`, which `AttentionTotals.summary` turns into means."""
     stats = rows.stats.astype(np.float64)  # [layers, tokens, q_heads, 4 or 5]
     sums = np.stack(
         [
@@ -101,14 +115,14 @@ def add_up(rows: AttentionRows) -> AttentionTotals:
             normalized(rows).sum(1),
             (stats[..., SUPPORT] / rows.visible[..., None]).sum(1),
             stats[..., INVERSE_TEMPERATURE].sum(1),
-            *stats[..., LOGIT_SPREAD:].sum(1).transpose(2, 0, 1),  # and the sink's mass, where there is one
+            *stats[..., LOGIT_SPREAD:].sum(1).transpose(2, 0, 1),  # and the sink's mass, if there is a column for it
         ]
     )
     return AttentionTotals(len(rows.positions), int((rows.positions > 0).sum()), sums)
 
 
 def json_numbers(values: NDArray[Any]) -> list[Any]:
-    """An array as nested lists for JSON, which has no NaN and no infinity: null where there was no token, say."""
+    """Return an array of at least one dimension as nested lists for JSON, with None for NaN and infinity."""
     if values.ndim > 1:
         return [json_numbers(row) for row in values]
     return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""`Completion`: what one sequence generated, and `CompletionBuilder`, which makes it from the engine's events."""
+"""`Completion`: the output of one sequence. `CompletionBuilder`: builds it from the engine's events."""
 
 from array import array
 from dataclasses import dataclass, field, replace
@@ -25,12 +25,12 @@ class Completion:
 
     Attributes:
         text: the generated text; empty for a model without a tokenizer.
-        token_ids: the generated tokens, with the stop token that ended them.
+        token_ids: the generated tokens, including the stop token that ended them.
         finish_reason: "stop", "length", "time_limit" or "cancelled".
-        matched: the stop string or stop token that ended generation.
+        matched: the stop string or stop token that ended generation; None if none did.
         usage: token counts of prompt and completion, and prompt tokens found in the prefix cache.
-        timing: seconds since the request was made.
-        attention: means over the tokens computed for this request, if requested.
+        timing: seconds since the request arrived at the engine.
+        attention: means over the tokens computed for this request; None if not requested.
         logprobs: one entry per generated token, if `SamplingParams.logprobs` is set.
         prompt_logprobs: one entry per prompt token after the first, if `SamplingParams.prompt_logprobs` is set.
         others: the other `n - 1` completions of this prompt.
@@ -50,7 +50,7 @@ class Completion:
 
 @dataclass
 class _Sequence:
-    """What one sequence has generated so far."""
+    """The output of one sequence so far."""
 
     text: StringIO = field(default_factory=StringIO)
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -59,7 +59,7 @@ class _Sequence:
 
 
 class CompletionBuilder:
-    """Collects the events of one request."""
+    """A builder of one request's `Completion`: give `add` every event of the request, then call `build`."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
@@ -67,13 +67,13 @@ class CompletionBuilder:
         self._sequences = [_Sequence() for _ in range(params.n)]
 
     def add(self, event: Event) -> None:
-        """Take an event of the request.
+        """Take an event of the request. `Accepted` and `ComputedRows` change nothing.
 
         Raises:
-            SharpError: the error of a `Failed`.
+            SharpError: the error of a `Failed` event.
         """
         if isinstance(event, PromptComputed):
-            # No message tells an empty tuple, of a prompt of one token, from none.
+            # A prompt of one token has no logprobs, and messages do not distinguish its empty tuple from None.
             self._prompt_logprobs = None if self._params.prompt_logprobs is None else event.logprobs or ()
         elif isinstance(event, Delta):
             sequence = self._sequences[event.index]
@@ -86,7 +86,11 @@ class CompletionBuilder:
             raise event.error
 
     def build(self) -> Completion:
-        """The completion of the first sequence with those of the others in it, once all have finished."""
+        """Return the first sequence's completion, with the other sequences' in `others`.
+
+        Raises:
+            RuntimeError: a sequence has had no `Finished` event.
+        """
         first, *others = (self._completion(sequence) for sequence in self._sequences)
         return replace(first, prompt_logprobs=self._prompt_logprobs, others=tuple(others))
 

@@ -1,14 +1,14 @@
-"""`EncodeRequest`: texts to encode, from the frontend that reads them to the engine that runs them."""
+"""`EncodeRequest`: texts to encode, as frontends create the request and the engine runs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Text = str | tuple[str, str]  # a text, or a pair that the model reads as one
+Text = str | tuple[str, str]  # a text, or a pair of texts that the model reads as one input
 
 
 class TextTokens(NamedTuple):
-    """The tokens of an input, and for each the text of a pair that it is from, 0 or 1; empty where all are 0."""
+    """The tokens of an input, and the number, 0 or 1, of each token's text in a pair; empty if all are 0."""
 
     token_ids: Sequence[int]
     token_types: Sequence[int] = ()
@@ -18,17 +18,18 @@ class TextTokens(NamedTuple):
 class EncodeRequest:
     """A request for the encodings of some inputs, which are `texts` or `token_ids`.
 
-    Frontends make it; `EncoderFolder.prepare_encoding` checks it and fills in `tokens`, which the engine reads.
+    Frontends create it. `EncoderFolder.prepare_encoding` checks it and fills in `tokens`, which the engine reads.
 
     Attributes:
         request_id: unique among running requests.
-        texts: texts, or pairs of them.
-        token_ids: inputs of tokens.
+        texts: texts, or pairs of texts.
+        token_ids: inputs given as token ids.
         field: the name of the inputs in the client's request, for messages.
         special_tokens: add the tokenizer's special tokens to texts.
-        truncate: keep so many tokens of an input that is longer; -1 is what the model takes, None refuses it.
-        truncate_left: leave out its first tokens, not the last.
-        tokens: those of each input.
+        truncate: cut a longer input to this many tokens; -1 means to the model's limit, None means to refuse it.
+        truncate_left: cut off the first tokens instead of the last.
+        client: the name of the client, whose share of the server the request uses; frontends set it.
+        tokens: the tokens of each input.
     """
 
     request_id: str
@@ -38,24 +39,25 @@ class EncodeRequest:
     special_tokens: bool = True
     truncate: int | None = None
     truncate_left: bool = False
+    client: str = ""
     tokens: tuple[TextTokens, ...] = ()
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
-        """The token ids of what it reads."""
-        return [one.token_ids for one in self.tokens]
+        """The token ids of each input."""
+        return [text.token_ids for text in self.tokens]
 
     @property
     def row_tokens(self) -> Sequence[int]:
-        """How many tokens each of its inputs has."""
-        return [len(one.token_ids) for one in self.tokens]
+        """The number of tokens of each input."""
+        return [len(text.token_ids) for text in self.tokens]
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens it reads."""
+        """The total number of tokens of all inputs."""
         return sum(self.row_tokens)
 
     @property
     def completions(self) -> int:
-        """How often the engine says that something of it is finished."""
+        """The number of Finished events that the engine sends for the request."""
         return 1

@@ -1,6 +1,6 @@
-"""The errors that only serving has."""
+"""Errors that only serving raises, together with the common errors of `sharp.core.errors`."""
 
-from sharp.plugins.errors import InputError, NotFoundError, SharpError
+from sharp.core.errors import InputError, NotFoundError, SharpError
 
 __all__ = [
     "SERVER_FAILED",
@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 
-SERVER_FAILED = "the server failed; its log says why"  # of an exception that is none of these
+SERVER_FAILED = "the server failed; its log says why"  # message for an exception that is not a SharpError
 
 
 class FieldError(InputError):
-    """A field of a request cannot be used; `field` is its name in `SamplingParams` or `Request`."""
+    """A field of a request cannot be used. `field` is its name in `GenerateRequest`, `SamplingParams` or the body."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -35,9 +35,10 @@ class FieldError(InputError):
 
 
 class ContextLengthError(FieldError):
-    """A prompt has more tokens than the context has room for; `tokens` is None where they were not counted.
+    """A prompt has more tokens than the context has room for.
 
-    `limit` is the length of the context, `needed` the room that the completion needs in it.
+    `limit` is the length of the context, `tokens` the length of the prompt (None if not counted), and `needed` the room
+    that the completion needs.
     """
 
     def __init__(self, field: str, message: str, limit: int, tokens: int | None, needed: int) -> None:
@@ -46,27 +47,27 @@ class ContextLengthError(FieldError):
 
 
 class AlreadyExistsError(SharpError):
-    """A running request already has the request id."""
+    """A running request has the same request id."""
 
 
 class DrainingError(SharpError):
-    """The server ends and takes no more requests."""
+    """The server is shutting down and accepts no more requests."""
 
 
 class EngineError(SharpError):
-    """A step of the engine failed; the requests of that step are lost, the engine goes on."""
+    """A step of the engine failed. The requests of that step fail, but the engine continues."""
 
 
 class DeviceLostError(EngineError):
-    """The GPU fails every call of this process from now on, as after an illegal access: only a new process helps."""
+    """The GPU fails every further call of this process, for example after an illegal access; restart the process."""
 
 
 class EngineEndedError(EngineError):
-    """The engine has ended by a defect, or with its device; a server without one is of no use."""
+    """The engine has ended, because of a defect or a lost device. The server cannot continue without it."""
 
 
 class QueueFullError(SharpError):
-    """Too many requests or tokens wait; try again after `retry_after` seconds, an estimate from the current rate."""
+    """Too many requests or tokens wait. Retry after `retry_after` seconds, estimated from the current rate."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -74,19 +75,19 @@ class QueueFullError(SharpError):
 
 
 class UnauthenticatedError(SharpError):
-    """The request has no token, or one that the server does not know."""
+    """The request has no token, or a token that the server does not know."""
 
 
 class StalledError(SharpError):
-    """A step of the engine takes much longer than steps do; what is asked now would wait with it."""
+    """A step of the engine takes much longer than usual. A new request would wait for the step to end."""
 
 
 class TimeLimitError(SharpError):
-    """The client gave the request less time than it took."""
+    """The request took longer than the client allowed."""
 
 
 class UnavailableError(SharpError):
-    """Who was asked has gone, or there is nobody yet; ask again after `retry_after` seconds."""
+    """The service that was asked is gone or not ready. Retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -94,4 +95,4 @@ class UnavailableError(SharpError):
 
 
 class SlowReaderError(SharpError):
-    """The client does not read its stream, so the request was stopped."""
+    """The request was stopped, because the client does not read its stream."""

@@ -1,4 +1,4 @@
-"""What the engine says of its requests; each event names the request it is about."""
+"""Events that the engine reports about its requests. Each event names its request."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ from sharp.serving.api.errors import SharpError
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
+    """The reason why a completion ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -21,12 +21,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one completion.
+    """The token counts of one completion.
 
     Attributes:
-        prompt_tokens: tokens of the prompt; all completions of a request share them.
+        prompt_tokens: tokens of the prompt, which all completions of a request share.
         completion_tokens: generated tokens.
-        cached_tokens: tokens of the prompt that the prefix cache had, so they were not computed for this request.
+        cached_tokens: tokens of the prompt that the prefix cache had, so that they were not computed for this request.
     """
 
     prompt_tokens: int
@@ -36,7 +36,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds since the request arrived; None for what never happened."""
+    """Durations in seconds since the request arrived at the engine; None for a moment that was not reached.
+
+    Attributes:
+        queue: until the first step of the completion.
+        time_to_first_token: until the first token of the completion.
+        total: until the end of the completion.
+    """
 
     queue: float | None
     time_to_first_token: float | None
@@ -45,7 +51,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The request waits for its first step."""
+    """The request is queued and waits for its first step."""
 
     request_id: str
     prompt_tokens: int
@@ -53,12 +59,12 @@ class Accepted:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at one position of a text, from the model's own logits.
+    """The logprobs (natural logarithms of probabilities) at one position of a text, from the model's own logits.
 
     Attributes:
-        token_id: the token that stands there.
-        logprob: its own.
-        top: (token id, logarithm) of the most likely tokens, best first, as many as requested.
+        token_id: the token at the position.
+        logprob: the logprob of that token.
+        top: pairs (token id, logprob) of the most likely tokens, best first, as many as requested.
     """
 
     token_id: int
@@ -68,7 +74,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """Tokens of a prompt that were computed in one step; times in seconds of `time.perf_counter`."""
+    """The part of a prompt that was computed in one step. Times are in seconds of `time.perf_counter`."""
 
     tokens: int
     began: float
@@ -77,13 +83,13 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class PromptComputed:
-    """The prompt is computed; comes once, before the first Delta.
+    """The prompt is computed. This event comes once, before the first Delta.
 
     Attributes:
         request_id: the request.
         cached_tokens: tokens of the prompt that the prefix cache had.
-        chunks: the steps that computed the others.
-        logprobs: one entry per token of the prompt after the first, if requested. Nothing predicts the first.
+        chunks: the chunks in which the other tokens were computed.
+        logprobs: one entry per token of the prompt after the first, if requested. The first token has none.
     """
 
     request_id: str
@@ -94,15 +100,15 @@ class PromptComputed:
 
 @dataclass(frozen=True)
 class Delta:
-    """Generated tokens of one completion, and the text that became certain.
+    """New tokens of one completion, and the text that is now final.
 
     Attributes:
         request_id: the request.
         text: whole characters that cannot be part of a stop string; often empty.
-        token_ids: the tokens.
-        index: which of the request's `n` completions.
+        token_ids: the new tokens.
+        index: the number of the completion among the request's `n`.
         logprobs: one entry per token, if requested.
-        attention: the entropies of the queries that the tokens were sampled after, if requested.
+        attention: the entropies of the queries whose logits the tokens were sampled from, if requested.
     """
 
     request_id: str
@@ -115,17 +121,17 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """One completion is finished; a request of `n` completions has `n` of these.
+    """One completion is finished. A request of `n` completions has `n` of these events.
 
     Attributes:
         request_id: the request.
-        reason: why it ended.
-        matched: the stop string or stop token that ended it.
-        usage: its tokens.
+        reason: the reason why the completion ended.
+        matched: the stop string or stop token that ended it; None if none did.
+        usage: the token counts of the completion.
         timing: seconds since the request arrived.
         attention: means over the computed tokens of prompt and completion, if requested.
-        index: which of the request's `n` completions.
-        last: no other completion of the request is still to come; nothing follows.
+        index: the number of the completion among the request's `n`.
+        last: all completions of the request are finished, so no event follows.
     """
 
     request_id: str
@@ -140,12 +146,12 @@ class Finished:
 
 @dataclass(frozen=True, eq=False)
 class ComputedRows:
-    """What a model without a cache made of a request's rows; comes once, before Finished.
+    """The output of a model without a cache for a request's rows. This event comes once, before Finished.
 
     Attributes:
         request_id: the request.
-        values: float32 [rows, ...]: of an encoder's texts [texts, size], embeddings before they are normalized, or
-            [texts, labels], logits; else the model's output.
+        values: float32 [rows, ...]. For the texts of an encoder: embeddings before normalization [texts, size], or
+            logits [texts, labels]. For other models: the model's output.
     """
 
     request_id: str
@@ -154,7 +160,7 @@ class ComputedRows:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request was refused, or the engine lost it with all its completions; nothing follows."""
+    """The request was refused, or failed with all its completions. No event follows."""
 
     request_id: str
     error: SharpError

@@ -1,4 +1,4 @@
-"""`Guided`: what a completion must match."""
+"""`Guided`: the schema, expression or grammar that a completion must match."""
 
 import json
 from collections.abc import Mapping
@@ -12,17 +12,18 @@ MAX_CHARACTERS = 65536
 
 @dataclass(frozen=True)
 class Guided:
-    """Exactly one of a JSON schema, a regular expression and a grammar; checked when made.
+    """Exactly one of a JSON schema, a regular expression and a grammar. Values are checked at creation.
 
     Attributes:
-        json: a JSON schema, as text or as what `json.loads` gives; text is kept.
+        json: a JSON schema, as text or as an object from `json.loads`; stored as text.
         regex: a regular expression that the whole completion matches.
         grammar: a Lark grammar with the rule `start`.
-        marks: texts that many models have a token for, such as `<tool_call>`. Of the first the grammar can name the
-            rules `mark_0`, `to_mark_0` (what comes before it, and it) and `without_mark_0` (a text without it).
+        marks: texts that many models have a token for, such as `<tool_call>`. For the first mark the grammar can use
+            the rules `mark_0`, `to_mark_0` (any text up to and including the mark) and `without_mark_0` (a text without
+            the mark).
 
     Raises:
-        FieldError: not exactly one is set, or it is too long or no text.
+        FieldError: none or several are set, or the value is too long or not a text.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -49,10 +50,10 @@ class Guided:
 
     @property
     def kind(self) -> str:
-        """Which of the three it is."""
+        """The name of the field that is set: "json", "regex" or "grammar"."""
         return "json" if self.json is not None else "regex" if self.regex is not None else "grammar"
 
     @property
     def text(self) -> str:
-        """The schema, expression or grammar."""
+        """The text of the schema, expression or grammar."""
         return str(getattr(self, self.kind))

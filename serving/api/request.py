@@ -1,4 +1,4 @@
-"""`GenerateRequest`: one request, from the frontend that reads it to the engine that runs it."""
+"""`GenerateRequest`: a request for completions, as frontends create it and the engine runs it."""
 
 import uuid
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ Prompt = str | Sequence[int]
 
 
 class Request(Protocol):
-    """What an engine is given: a `GenerateRequest`, or an `EncodeRequest` for an encoder's."""
+    """The interface of every request to an engine, such as `GenerateRequest` or `EncodeRequest`."""
 
     @property
     def request_id(self) -> str:
-        """Unique among running requests."""
+        """The id, unique among running requests."""
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
-        """The token ids of what it reads."""
+        """The token ids of each prompt."""
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens it reads."""
+        """The total number of prompt tokens."""
 
     @property
     def completions(self) -> int:
-        """How often the engine says that something of it is finished."""
+        """The number of Finished events that the engine sends for the request."""
 
 
 def new_request_id() -> str:
-    """A random request id."""
+    """Return a random request id."""
     return uuid.uuid4().hex
 
 
@@ -42,26 +42,30 @@ def new_request_id() -> str:
 class GenerateRequest:
     """A request for `params.n` completions of one prompt.
 
-    Frontends, clients and `LLM` make it; `ModelFolder.prepare` checks it and fills in the last four attributes, which
+    Frontends, clients and `LLM` create it. `ModelFolder.prepare` checks it and fills in the last four attributes, which
     the engine reads.
 
     Attributes:
         prompt: text, or token ids.
         params: sampling parameters and stop conditions.
-        model: name of the model; empty for the served one.
-        request_id: unique among running requests; empty for a random one.
+        model: name of the model; empty means the served model.
+        request_id: unique among running requests; empty means a random id.
         attention: collect attention statistics of this request.
-        attention_per_token: every Delta has the entropies of its tokens, too.
-        priority: requests of a lower number go first and are preempted last; equal ones go by arrival.
-        cache_salt: the prefix cache is shared only by requests of the same salt.
-        special_tokens: add the tokenizer's special tokens to a text; false for the output of a chat template.
-        truncate_prompt_tokens: keep so many tokens of a prompt that is longer; -1 is what the context has room for,
-            None keeps all.
-        truncate_right: keep the first of them, not the last.
+        attention_per_token: every Delta also has the entropies of its tokens.
+        priority: among the requests of a client, those with a lower number, from -10 to 10, run first and are preempted
+            last. Each unit is worth 60 s of waiting; among equals the order of arrival decides.
+        cache_salt: only requests with the same salt share the prefix cache.
+        client: the name of the client, whose share of the server the request uses; frontends set it.
+        isolation: a second salt, which frontends set.
+        special_tokens: add the tokenizer's special tokens to a text prompt; false for the output of a chat template.
+        truncate_prompt_tokens: cut a longer prompt to this many tokens; -1 means to what the context has room for, None
+            means not to cut.
+        truncate_right: cut off the last tokens instead of the first.
         prompt_ids: the prompt's token ids.
-        max_new_tokens: most tokens to generate; at most `params.max_tokens`, and what the context has room for.
-        guide: `params.guided`, compiled; every sequence follows a copy.
-        bad_word_ids: `params.bad_words` as tokens.
+        max_new_tokens: maximum number of tokens to generate: at most `params.max_tokens` and what the context has room
+            for.
+        guide: `params.guided`, compiled; every sequence follows its own copy.
+        bad_word_ids: `params.bad_words` as token ids.
     """
 
     prompt: Prompt
@@ -72,6 +76,8 @@ class GenerateRequest:
     attention_per_token: bool = False
     priority: int = 0
     cache_salt: str = ""
+    client: str = ""
+    isolation: str = ""
     special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     truncate_right: bool = False
@@ -82,15 +88,15 @@ class GenerateRequest:
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
-        """The token ids of what it reads."""
+        """The token ids of the prompt, as a tuple of one prompt."""
         return (self.prompt_ids,)
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens it reads."""
+        """The number of prompt tokens."""
         return len(self.prompt_ids)
 
     @property
     def completions(self) -> int:
-        """How often the engine says that something of it is finished."""
+        """The number of Finished events that the engine sends for the request."""
         return self.params.n

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how tokens are sampled and when generation ends."""
+"""`SamplingParams`: the settings that control how tokens are sampled and when generation ends."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ MAX_BAD_WORD_CHARACTERS = 256
 
 
 class NotGiven:
-    """Marks a number that nobody has given: a model's own may take its place. `dataclasses.replace` keeps it."""
+    """A mark of a default number that a model's own may replace. `dataclasses.replace` keeps the mark."""
 
 
 class _Float(NotGiven, float):
@@ -33,41 +33,51 @@ class _Int(NotGiven, int):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled and when generation ends; checked when made.
+    """The settings that control how tokens are sampled and when generation ends. Values are checked at creation.
 
     The logits of a token pass, in this order: guided mask and `min_tokens`, `logit_bias`, the three penalties,
-    `temperature`, then `top_k`, `top_p` and `min_p`, which keep some of the tokens to sample among.
+    `temperature`, then `top_k`, `top_p` and `min_p`, which keep some of the tokens to sample from.
 
     Attributes:
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: sample among the k most likely tokens only; 0 and -1 are all, and 0 is kept.
-        top_p: sample among the most likely tokens whose probabilities just reach `top_p`.
-        min_p: sample among tokens at least `min_p` times as likely as the most likely one.
-        repetition_penalty: logits of tokens in prompt or completion are divided by it where positive, else multiplied;
-            1 is off.
+        temperature: 0 takes the most likely token; otherwise logits are divided by the temperature.
+        top_k: sample from the k most likely tokens only; 0 and -1 mean all tokens, and -1 is stored as 0.
+        top_p: sample from the most likely tokens whose probabilities just reach `top_p`.
+        min_p: sample from tokens at least `min_p` times as likely as the most likely token.
+        repetition_penalty: positive logits of tokens in prompt or completion are divided by this, others multiplied; 1
+            is off.
         presence_penalty: subtracted from the logits of tokens that are in the completion.
-        frequency_penalty: subtracted as often as the token is in the completion.
-        logit_bias: added to the logits of these tokens; a mapping is fine, pairs of token id and bias are kept.
-        seed: the same seed gives the same tokens whatever else runs; None is a random one.
-        n: completions of this prompt, each sampled independently.
-        max_tokens: most tokens to generate; 0 only reads the prompt; None, or more than fits, is until the context is
-            full.
-        min_tokens: no end-of-sequence or stop token before so many tokens; stop strings wait as long.
+        frequency_penalty: subtracted from a token's logit once for each time the token is in the completion.
+        logit_bias: added to the logits of these tokens; may be given as a mapping, and is stored as pairs of token id
+            and bias.
+        seed: the same seed gives the same tokens regardless of other requests; None means a random seed.
+        n: number of completions of this prompt, each sampled independently.
+        max_tokens: maximum number of tokens to generate; 0 only reads the prompt; None, or more than fits, generates
+            until the context is full.
+        min_tokens: no end-of-sequence token, stop token or stop string ends the text before this many tokens.
         stop: generation ends before the first of these strings.
-        include_stop_str_in_output: its text has the stop string, or the text of the stop token, that ended it.
-        stop_token_ids: generation ends at one of these tokens.
-        ignore_eos: go on past the end-of-sequence token.
-        time_limit_ms: generation ends this long after the request's arrival with what there is; None is never.
-        logprobs: natural logarithms of the probabilities of the generated tokens and of so many most likely ones, from
-            the model's logits before anything above changed them; None is off, 0 is the generated tokens only.
-        prompt_logprobs: the same for the prompt's tokens.
+        include_stop_str_in_output: the text includes the stop string, or the text of the stop token, that ended
+            generation.
+        stop_token_ids: generation ends at any of these tokens.
+        ignore_eos: generation continues past the end-of-sequence token.
+        time_limit_ms: generation ends this many milliseconds after the request's arrival and returns the text so far;
+            None means no limit.
+        logprobs: the number of most likely tokens whose logprobs (natural logarithms of probabilities) are returned
+            besides those of the generated tokens, from the model's logits before any of the changes above; None is off,
+            0 means the generated tokens only.
+        prompt_logprobs: like `logprobs`, for the tokens of the prompt.
         guided: the completion must match this schema, expression or grammar.
-        allowed_token_ids: only these tokens may be generated; empty is all.
-        bad_words: texts that no completion has, as the tokenizer writes them with and without a blank before them.
-        skip_special_tokens: the text shows no special tokens.
+        allowed_token_ids: only these tokens may be generated; empty means all.
+        bad_words: texts that the completion must not contain, as the tokenizer writes them with and without a leading
+            blank.
+        skip_special_tokens: the text omits special tokens.
 
-    None is the default of every field. A temperature, top_k, top_p, min_p or repetition_penalty that is not given is
-    the model's own where its checkpoint came with one (in `generation_config.json`).
+    Every field may be None, which selects its default. If temperature, top_k, top_p, min_p or repetition_penalty is not
+    given, the model's own value is used, if its checkpoint has one (in `generation_config.json`).
+
+    The limits are: `temperature` at least 0; `top_p` above 0 and at most 1; `min_p` from 0 to 1; `repetition_penalty`
+    above 0; the other penalties from -2 to 2; biases from -100 to 100; `n` from 1 to 128; `min_tokens` at most
+    `max_tokens`; `time_limit_ms` at least 1; `logprobs` and `prompt_logprobs` from 0 to 20; at most 64 stop strings,
+    1,024 biases, 65,536 allowed tokens, and 64 bad words of 256 characters.
 
     Raises:
         FieldError: a value is out of its range; the message names the field, the value and the limit.
@@ -101,7 +111,8 @@ class SamplingParams:
         for field in fields(self):
             if getattr(self, field.name) is None:  # not set
                 object.__setattr__(self, field.name, field.default)
-        # Lists, mappings and one string for `stop` are what people write; the type that crosses threads holds tuples.
+        # Users may pass lists, mappings and, for `stop`, a single string. They become tuples, so that the object is
+        # immutable and safe to pass between threads.
         bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
         self._make_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
@@ -152,7 +163,11 @@ class SamplingParams:
             raise FieldError(name, f"{name} is {values!r}, which cannot be used: {error}") from error
 
     def with_defaults(self, defaults: Mapping[str, float]) -> "SamplingParams":
-        """The same with a model's `defaults`, by field, for what is not given."""
+        """Return a copy in which a model's `defaults`, by field name, replace the fields that were not given.
+
+        Raises:
+            FieldError: a default is out of its range.
+        """
         missing: dict[str, Any] = {
             name: value for name, value in defaults.items() if isinstance(getattr(self, name), NotGiven)
         }
@@ -160,12 +175,12 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens that are there already count."""
+        """Whether a penalty on repeating tokens is set."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @property
     def limits_tokens(self) -> bool:
-        """Whether top-k, top-p or min-p leave tokens out."""
+        """Whether top-k, top-p or min-p excludes tokens."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
@@ -177,7 +192,8 @@ def _check(
         return
     if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
         raise FieldError(name, f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number")
-    if low <= value <= high and math.isfinite(value) and not (without_low and value == low):  # false for NaN
+    # the comparison is false for NaN
+    if low <= value <= high and math.isfinite(value) and not (without_low and value == low):
         return
     if not value > high and (high == math.inf or high == INT32_MAX):
         limit = f"{'more than' if without_low else 'at least'} {low}"

@@ -1,4 +1,4 @@
-"""`TensorRequest`: a request with a model's own tensors, from the frontend that reads it to the engine that runs it."""
+"""`TensorRequest`: a request with a model's own tensors, as frontends create it and the engine runs it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class TensorRequest:
-    """A request for what a model makes of its inputs. `TensorFolder.prepare_tensors` checks it.
+    """A request for a model's output for some input tensors. `TensorFolder.prepare_tensors` checks it.
 
     Attributes:
         request_id: unique among running requests.
-        inputs: by name; the first dimension of each is the batch, whose rows are computed independently.
+        inputs: tensors by input name. The first dimension of each is the batch, whose rows are computed independently.
         tokens: the length of a row, in items or numbers.
+        client: the name of the client, whose share of the server the request uses; frontends set it.
     """
 
     request_id: str
     inputs: Mapping[str, NDArray[np.float32]]
     tokens: int = 0
+    client: str = ""
 
     @property
     def rows(self) -> int:
@@ -28,20 +30,20 @@ class TensorRequest:
 
     @property
     def row_tokens(self) -> Sequence[int]:
-        """How many items or numbers each row has."""
+        """The number of items or numbers in each row."""
         return (self.tokens,) * self.rows
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
-        """It reads no token ids."""
+        """The token ids of the prompts: empty, because the model reads no token ids."""
         return ()
 
     @property
     def prompt_tokens(self) -> int:
-        """How many items or numbers it reads."""
+        """The total number of items or numbers in the request."""
         return self.tokens * self.rows
 
     @property
     def completions(self) -> int:
-        """How often the engine says that something of it is finished."""
+        """The number of Finished events that the engine sends for the request."""
         return 1

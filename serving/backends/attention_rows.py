@@ -1,7 +1,7 @@
-"""`AttentionReader`: the weights that one head gives the tokens of a sequence, computed anew on a CPU.
+"""`AttentionReader`: recomputes, on a CPU, the weights that one head gives to the tokens of a sequence.
 
-No kernel writes weights. What it makes them of are the queries, which a graph can show, and the keys, which are in the
-cache; the float64 reference of the op makes the weights of a row of them.
+No kernel writes attention weights. They are computed here by the op's float64 reference, one row at a time, from the
+queries, which are extra outputs of the graph, and from the keys in the cache.
 """
 
 from dataclasses import dataclass
@@ -12,27 +12,29 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins import page_memory
-from sharp.plugins.cache_tensors import ELEMENTS, CacheTensor, cache_tensors
-from sharp.plugins.graph_attention import attention_nodes, showing
-from sharp.plugins.kernel_library import register_kernels
-from sharp.plugins.manifest import Manifest
-from sharp.plugins.ops import e4m3
-from sharp.plugins.ops.reference import head_values, row_weights
+from sharp.core.manifest import Manifest
+from sharp.plugins.cpu import page_memory
+from sharp.plugins.cuda.kernel_library import register_kernels
+from sharp.plugins.op import e4m3
+from sharp.plugins.op.cache_tensors import ELEMENTS, CacheTensor, cache_tensors
+from sharp.plugins.op.graph_attention import attention_nodes, showing
+from sharp.plugins.op.reference import head_values, row_weights
 from sharp.serving.api.errors import InputError
+from sharp.serving.backends.weights import copied_model
 
-CHUNK = 256  # tokens whose activations are in memory together
+CHUNK = 256  # tokens that are computed together, which limits the memory of activations
 MOST_TOKENS = 4096
-MOST_BYTES = 2**30  # of queries and caches
-# ONNX Runtime's name for: the folder of external data, for a model that is given as bytes.
+MOST_BYTES = 2**30  # memory limit for queries and caches
+# ONNX Runtime's option for the folder of external data, needed because the model is given as bytes.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """The weights float64 [n] of the keys that a query sees, from the one at position `first` on.
+    """The weights float64 [n] that a query gives to the keys it sees, from position `first` on.
 
-    `entropy` is that of the weights in nats, `sink_mass` the share of a sink; see `plugins.ops.normalizers`.
+    `entropy` is the entropy of the weights in nats, `sink_mass` the share of a sink (see
+    `sharp.plugins.op.normalizers`).
     """
 
     first: int
@@ -42,12 +44,19 @@ class AttentionRow:
 
 
 def most_tokens(manifest: Manifest) -> int:
-    """The longest sequence that is read, so that its queries and caches fit `MOST_BYTES`."""
+    """Return the length of the longest sequence that `AttentionReader` reads.
+
+    The length is at most 4,096 and the model's context, and queries and caches of that length fit in 1 GiB
+    (`MOST_BYTES`).
+    """
     return min(MOST_TOKENS, manifest.max_context, max(1, MOST_BYTES // _bytes_per_token(manifest)))
 
 
 def copied_bytes(folder: Path, manifest: Manifest) -> int:
-    """At most so many bytes of weights are not pages of their file: quantized ones are packed, and 16 bits widened."""
+    """Return an upper bound of the bytes of weights that ONNX Runtime copies instead of mapping their file.
+
+    Quantized weights are packed, and weights of 16 bits are widened, into new memory.
+    """
     if manifest.quantization is None and manifest.dtype == "float32":
         return 0
     return 2 * sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
@@ -63,43 +72,54 @@ def _tensors(manifest: Manifest) -> tuple[CacheTensor, ...]:
 
 
 class AttentionReader:
-    """A second session of a model, with the queries of all layers as outputs. It keeps the last sequence."""
+    """A second session of a model, whose outputs include the queries of all layers. Keeps the last sequence."""
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, threads: int, *, copy: bool = False, verify: bool = True
+    ) -> None:
         """Open the model of a folder, which was exported with a paged cache and has attention nodes.
 
+        With `copy` the weights are read into memory (see `sharp.serving.backends.weights`), and with `verify` compared
+        with their checksums. Without `copy` their file is mapped. ONNX Runtime's session has `threads` threads.
+
         Raises:
-            InputError: its graph is of another model, or cannot be loaded.
+            InputError: the graph is of another model, has changed, or cannot be loaded.
         """
         file = folder / manifest.model_file
-        content = file.read_bytes()
+        copied = copied_model(folder, manifest, verify=verify) if copy else None
+        content = file.read_bytes() if copied is None else copied.model
         self._nodes = attention_nodes(content)
         if [node.layer for node in self._nodes] != list(range(manifest.layers)):
             raise InputError(f"{file.name} has {len(self._nodes)} attention nodes for {manifest.layers} layers")
         self._manifest = manifest
-        self._session = _open(folder, manifest, showing(content, self._nodes), threads)
+        options = _session_options(folder, manifest, threads)
+        if copied is not None:
+            copied.add_to(options)
+        self._session = _open(folder, showing(content, self._nodes), options)
         block = manifest.cache.block_size
         self._blocks = -(-most_tokens(manifest) // block)
-        # Memory that is never written is never taken from the system.
+        # Memory that is never written is never allocated by the system.
         kinds = {tensor: ELEMENTS[tensor.dtype] for tensor in _tensors(manifest)}
         self._caches = {
             tensor.name: page_memory.zeros((self._blocks, *tensor.block_shape), kind)
             for tensor, (kind, _) in kinds.items()
         }
         self._binding = self._session.io_binding()
-        for tensor, (_, number) in kinds.items():  # in place, as our kernels update them
+        # one buffer for input and output, because Sharp's kernels update caches in place
+        for tensor, (_, number) in kinds.items():
             value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(self._caches[tensor.name], number)
             self._binding.bind_ortvalue_input(tensor.name, value)
             self._binding.bind_ortvalue_output(tensor.updated_name, value)
         self._shown = [node.output(name) for node in self._nodes for name in node.inputs]
-        self._parameters: dict[str, NDArray[Any]] = {}  # of the heads, by the names of the outputs
+        self._parameters: dict[str, NDArray[Any]] = {}  # parameters of the heads by output name
         self._tokens: list[int] = []
-        self._queries: list[list[NDArray[np.float32]]] = []  # of each block of tokens, by layer
+        self._queries: list[list[NDArray[np.float32]]] = []  # queries of each block of tokens, by layer
 
     def row(self, tokens: list[int], layer: int, head: int, position: int) -> AttentionRow:
-        """The row of the query at `position` in a sequence of at most `most_tokens`; numbers are in range.
+        """Return the row of the query at `position` in a sequence of at most `most_tokens` tokens.
 
-        What the sequence has in common with the last one is not computed again.
+        Layers and query heads are counted from 0. The caller has checked the arguments. The prefix that `tokens` shares
+        with the previous sequence is not computed again.
         """
         self._read(tokens)
         manifest, node = self._manifest, self._nodes[layer]
@@ -118,7 +138,7 @@ class AttentionReader:
             scale=node.scale,
             softcap=node.softcap,
         )
-        entropy = statistics.entropy + 0.0  # not -0.0
+        entropy = statistics.entropy + 0.0  # turns -0.0 into 0.0
         return AttentionRow(first, weights, entropy, statistics.sink_mass)
 
     def _read(self, tokens: list[int]) -> None:
@@ -128,7 +148,8 @@ class AttentionReader:
         same = next(differ, min(len(tokens), len(self._tokens)))
         if same == len(tokens):
             return
-        kept = same // block * block  # an int8 block begins anew with its first token
+        # whole blocks only, because the scale of an int8 block starts with its first token
+        kept = same // block * block
         self._tokens, self._queries = self._tokens[:kept], self._queries[: kept // block]
         step = max(CHUNK // block, 1) * block
         for start in range(kept, len(tokens), step):
@@ -153,15 +174,16 @@ class AttentionReader:
         for name in self._shown:
             binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
-        shown = dict(zip(self._shown, binding.get_outputs()[len(self._caches) :], strict=True))  # as they were bound
+        # outputs are in the order of binding
+        shown = dict(zip(self._shown, binding.get_outputs()[len(self._caches) :], strict=True))
         names = [node.output("query") for node in self._nodes]
         self._parameters = {name: value.numpy() for name, value in shown.items() if name not in names}
         queries = [shown[name].numpy() for name in names]  # each [count, q_heads, head_dim]
         block = self._manifest.cache.block_size
-        self._queries += [[one[at : at + block] for one in queries] for at in range(0, count, block)]
+        self._queries += [[query[at : at + block] for query in queries] for at in range(0, count, block)]
 
     def _keys(self, layer: int, kv_head: int, count: int) -> NDArray[np.float64]:
-        """The first keys of a head as kernels read them, [count, head_dim]."""
+        """Return the first `count` keys of a head as kernels read them, float64 [count, head_dim]."""
         cache, block = self._manifest.cache, self._manifest.cache.block_size
         blocks = -(-count // block)
         stored = self._caches[f"key_cache.{layer}"][:blocks, kv_head]  # [blocks, head_dim, block_size]
@@ -176,7 +198,7 @@ class AttentionReader:
         return keys.transpose(0, 2, 1).reshape(-1, keys.shape[1])[:count]
 
 
-def _open(folder: Path, manifest: Manifest, model: bytes, threads: int) -> Any:
+def _session_options(folder: Path, manifest: Manifest, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -184,12 +206,16 @@ def _open(folder: Path, manifest: Manifest, model: bytes, threads: int) -> Any:
     register_kernels(options)
     for name, value in {
         DATA_FOLDER: str(folder.resolve()),
-        # Weights stay in the pages of their file, which the server has in memory anyway. Those of few bits are small,
-        # and not packed they are multiplied otherwise.
+        # Without packing, weights stay in the pages of their file, which the server has in memory anyway. Quantized
+        # weights are small, and would be multiplied by other kernels if they were not packed.
         "session.disable_prepacking": "1" if manifest.quantization is None else "0",
         "session.intra_op.allow_spinning": "0",
     }.items():
         options.add_session_config_entry(name, value)
+    return options
+
+
+def _open(folder: Path, model: bytes, options: Any) -> Any:
     try:
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common exception

@@ -1,4 +1,4 @@
-"""ONNX Runtime's provider for NVIDIA GPUs: whether it can run a model here, and memory that it computes in."""
+"""ONNX Runtime's provider for NVIDIA GPUs: whether it can run a model, its options, and tensors in GPU memory."""
 
 import logging
 from importlib.util import find_spec
@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 
 from sharp.plugins import library_path
-from sharp.plugins.cache_tensors import ELEMENTS, CacheTensor
 from sharp.plugins.cuda.device import clear_memory, find_device
+from sharp.plugins.op.cache_tensors import ELEMENTS, CacheTensor
 from sharp.serving.api.errors import InputError, SharpError
 
 logger = logging.getLogger(__name__)
@@ -19,12 +19,14 @@ PROVIDER = "CUDAExecutionProvider"
 
 
 def choose_device(device: str, kernels: bool, gpu: int = 0) -> str:
-    """The kind of device that a model runs on: "cuda" or "cpu".
+    """Return the kind of device that a model runs on: "cuda" or "cpu".
 
-    "auto" is the GPU of the number `gpu` where everything for our kernels is there, and the CPU otherwise.
+    `device` is "cpu", "auto", or another name for the GPU with number `gpu`. "auto" chooses that GPU if the model runs
+    with Sharp's kernels (`kernels`) and everything that they need is installed, and the CPU otherwise. For a GPU,
+    CUDA's libraries are loaded, too.
 
     Raises:
-        InputError: the GPU is requested, and something is missing; the message says what.
+        InputError: the GPU is requested, but something is missing; the message says what.
     """
     if device == "cpu" or (device == "auto" and not kernels):
         return "cpu"
@@ -35,22 +37,23 @@ def choose_device(device: str, kernels: bool, gpu: int = 0) -> str:
         find_device(gpu)
     except SharpError as error:
         if device == "auto":
-            # Who has the package for GPUs will wonder.
+            # A user who has installed the GPU package expects the GPU, so tell them.
             level = logging.WARNING if PROVIDER in onnxruntime.get_available_providers() else logging.DEBUG
             logger.log(level, "the model runs on the CPU: %s", error)
             return "cpu"
         raise InputError(f"--device {device} cannot be used: {error}") from error
-    if find_spec("nvidia") is not None:  # CUDA's libraries as Python packages, which no linker finds by itself
+    # CUDA's libraries are installed as Python packages, where the linker does not find them.
+    if find_spec("nvidia") is not None:
         onnxruntime.preload_dlls()
     return "cuda"
 
 
 def provider_options(number: int, *, cuda_graphs: bool) -> tuple[str, dict[str, str]]:
-    """The provider and its options, as `InferenceSession` takes them.
+    """Return the provider of GPU `number` and its options in the form that `InferenceSession` takes.
 
-    Matrix products of float32 are computed in float32: TensorFloat-32, ONNX Runtime's default, has 10 bits of mantissa,
-    and a model that was verified to 1e-4 would not be the one that is served. Memory is taken as needed, and not in
-    powers of two: what the largest step takes is what is left free of the cache.
+    Matrix products of float32 use float32. ONNX Runtime's default, TensorFloat-32, has a mantissa of 10 bits, so the
+    served model would differ from the model that was verified to 1e-4. The arena grows by the size requested, not by
+    powers of two, so that the memory left by the largest step is available to the cache.
     """
     return PROVIDER, {
         "device_id": str(number),
@@ -69,10 +72,10 @@ def _check_provider() -> None:
 
 
 def check_session(session: Any) -> None:
-    """Refuse a session that ONNX Runtime has left on the CPU: it does so with a warning when the provider fails.
+    """Check that ONNX Runtime uses the GPU: when the provider fails, it only warns and runs on the CPU.
 
     Raises:
-        InputError: it is.
+        InputError: the session runs on the CPU.
     """
     if PROVIDER not in session.get_providers():
         raise InputError(
@@ -82,12 +85,12 @@ def check_session(session: Any) -> None:
 
 
 def device_tensor(shape: tuple[int, ...], onnx_type: int, number: int) -> Any:
-    """An OrtValue on a GPU; its content is what the memory held."""
+    """Return an uninitialized `OrtValue` of the ONNX tensor type `onnx_type` on the GPU with number `number`."""
     return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, onnx_type, "cuda", number)
 
 
 def device_cache(tensor: CacheTensor, blocks: int, number: int) -> Any:
-    """Zeros on a GPU for so many blocks of a cache tensor."""
+    """Return an `OrtValue` of `blocks` blocks of a cache tensor, filled with zeros, on the GPU with number `number`."""
     kind, onnx_type = ELEMENTS[tensor.dtype]
     shape = (blocks, *tensor.block_shape)
     value = device_tensor(shape, onnx_type, number)

@@ -10,37 +10,43 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from sharp.core.manifest import Manifest
+from sharp.plugins.cpu.sampling import Changes
 from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.cuda.sampler import DeviceSampler
-from sharp.plugins.manifest import Manifest
-from sharp.plugins.sampling import Changes
-from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.backend import STEP_INPUTS, StepInputs, StepLimits, StepOutput
 from sharp.serving.backends.cuda_provider import device_tensor
 from sharp.serving.backends.warm_up import decode_step
 
 logger = logging.getLogger(__name__)
 
-# Which graph a run captures or replays: ONNX Runtime's own name of the option, and what it takes for none.
+# ONNX Runtime's run option with the id of the graph to capture or replay, and its value for no graph.
 GRAPH_OPTION, NO_GRAPH = "gpu_graph_id", "-1"
-FEWEST_PAGES = 64  # blocks of a sequence; below it a graph for every size would not be worth its memory
+FEWEST_PAGES = 64  # smallest number of blocks per sequence; graphs for fewer would not be worth their memory
 ONNX_TYPES = {np.dtype(np.int64): 7, np.dtype(np.int32): 6, np.dtype(np.bool_): 9}
 FLOAT = 1
 
 
-def is_decode(batch: Batch) -> bool:
-    """Whether every sequence of the batch computes one token."""
+def is_decode(batch: StepInputs) -> bool:
+    """Whether every sequence of the batch computes exactly one token."""
     return len(batch.input_ids) == len(batch.context_lens) and bool((np.diff(batch.query_start) == 1).all())
 
 
-def graph_size(batch: Batch, sizes: Sequence[int] = ()) -> tuple[int, int]:
-    """Sequences and blocks of the graph for a decode step: the next powers of two; of sequences the next of `sizes`."""
+def graph_size(batch: StepInputs, sizes: Sequence[int] = ()) -> tuple[int, int]:
+    """Return the numbers of sequences and blocks of the graph for a decode step.
+
+    Both are rounded up to a power of two, or sequences to the next of `sizes` if one is large enough.
+    """
     sequences, pages = batch.block_table.shape
     fits = next((size for size in sizes if size >= sequences), 1 << (sequences - 1).bit_length())
     return fits, 1 << (max(pages, FEWEST_PAGES) - 1).bit_length()
 
 
-def padded(batch: Batch, sequences: int, pages: int) -> Batch:
-    """A decode step with more sequences and blocks; the tokens that are added see nothing and are stored nowhere."""
+def padded(batch: StepInputs, sequences: int, pages: int) -> StepInputs:
+    """Return a decode step padded to `sequences` sequences with `pages` blocks each.
+
+    Added tokens see no keys and are not stored.
+    """
     missing = sequences - len(batch.context_lens)
 
     def longer(array: NDArray[Any], value: int) -> NDArray[Any]:
@@ -48,7 +54,7 @@ def padded(batch: Batch, sequences: int, pages: int) -> Batch:
 
     table = np.full((sequences, pages), -1, np.int32)
     table[: batch.block_table.shape[0], : batch.block_table.shape[1]] = batch.block_table
-    return Batch(
+    return StepInputs(
         input_ids=longer(batch.input_ids, 0),
         positions=longer(batch.positions, 0),
         slot_mapping=longer(batch.slot_mapping, -1),
@@ -62,7 +68,7 @@ def padded(batch: Batch, sequences: int, pages: int) -> Batch:
 
 @dataclass(frozen=True)
 class _Graph:
-    """Memory of one graph's inputs and outputs, which a replay reads and writes."""
+    """The input and output memory of one graph, which a replay reads and writes."""
 
     inputs: dict[str, Any]
     logits: Any  # float32 [sequences, vocab]
@@ -72,7 +78,7 @@ class _Graph:
 
 
 def _powers(first: int, most: int) -> Iterator[int]:
-    """Powers of two from `first` on, up to the first that is at least `most`."""
+    """Yield `first` times the powers of two, up to the first product that is at least `most`."""
     yield first
     while first < most:
         first *= 2
@@ -80,7 +86,7 @@ def _powers(first: int, most: int) -> Iterator[int]:
 
 
 class DecodeGraphs:
-    """A graph for every size that decode steps come in; the first step of a size captures it."""
+    """The graphs for all sizes of decode steps. The first step of a size captures its graph."""
 
     def __init__(
         self,
@@ -92,10 +98,10 @@ class DecodeGraphs:
         sampler: DeviceSampler | None,
         sizes: Sequence[int] = (),
     ) -> None:
-        """`caches` are the tensors on the GPU of that number, by the names of the session's inputs and outputs.
+        """Prepare graphs over `caches`, the tensors on GPU `gpu` by the names of the session's inputs and outputs.
 
-        Logits come to the host through `readback`, unless `sampler` samples from them. `sizes` are the numbers of
-        sequences that there are graphs for, in order; without any, all powers of two.
+        Logits are copied to the host by `readback`, unless `sampler` samples from them. `sizes` are the numbers of
+        sequences that graphs exist for, in ascending order; if empty, all powers of two.
         """
         self._sizes = tuple(sizes)
         self._session = session
@@ -107,15 +113,15 @@ class DecodeGraphs:
         self._outputs = {value.name for value in session.get_outputs()}
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
-    def has(self, batch: Batch) -> bool:
-        """Whether the step is one of decoding, and of no more sequences than the largest graph."""
+    def has(self, batch: StepInputs) -> bool:
+        """Whether the step is a decode step with no more sequences than the largest graph."""
         return is_decode(batch) and (not self._sizes or len(batch.context_lens) <= self._sizes[-1])
 
-    def capture(self, largest: Limits, memory: Callable[[], int]) -> None:
-        """Capture the graphs of all sizes up to the largest step, short contexts first: no request waits for it then.
+    def capture(self, largest: StepLimits, memory: Callable[[], int]) -> None:
+        """Capture the graphs of all sizes up to the largest step, so that no request waits for a capture.
 
-        `memory` says how many bytes are free. Where half of what was free is taken, the sizes that are left are
-        captured by the steps that need them.
+        Short contexts come first. `memory` returns the free bytes. When half of the initially free memory is taken,
+        capturing stops, and the steps that need the remaining sizes capture them.
         """
         began, least = time.monotonic(), memory() // 2
         longest = -(-largest.context // self._manifest.cache.block_size)
@@ -128,9 +134,13 @@ class DecodeGraphs:
         logger.info("%d CUDA graphs captured in %.1f s", len(self._graphs), time.monotonic() - began)
 
     def step(
-        self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
+        self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
-        """Compute a decode step; with `samplings`, and where it can be, sample as well, after the `changes`."""
+        """Compute a decode step for which `has` is true. The first step of a size captures its graph.
+
+        With `samplings` (parameters as in `SamplingBackend.step_and_sample`) and a sampler, also sample, after applying
+        `changes` to the logits. The next step overwrites the returned logits.
+        """
         size = graph_size(batch, self._sizes)
         whole = padded(batch, *size)
         arrays = {name: np.asarray(getattr(whole, name)) for name in STEP_INPUTS}
@@ -145,7 +155,7 @@ class DecodeGraphs:
         if samplings is not None and self._sampler is not None:
             sampled = self._sampler.sample(logits, batch.logits_indices, samplings, changes)
             return StepOutput(self._readback.rows(0), stats, sampled)
-        # Not those of padding: they may be half of them.
+        # Logits of padding are not copied, because they may be half of all.
         return StepOutput(self._readback.copy(logits, batch.logits_indices), stats)
 
     def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
@@ -168,7 +178,7 @@ class DecodeGraphs:
 
 
 def without_graph() -> Any:
-    """Options of a run that is neither captured nor replayed, in a session that captures."""
+    """Return run options that neither capture nor replay a graph, for a session that captures."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(GRAPH_OPTION, NO_GRAPH)
     return options

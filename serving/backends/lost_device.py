@@ -1,18 +1,18 @@
-"""A GPU that is lost: after some errors of a kernel every later call in the process fails in the same way."""
+"""Detection of a lost GPU: after some kernel errors, every later CUDA call of the process fails in the same way."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sharp.plugins.errors import SharpError
+from sharp.core.errors import SharpError
 from sharp.serving.api.errors import DeviceLostError
 
 
 @contextmanager
 def lost_device(check: Callable[[], None]) -> Iterator[None]:
-    """Look at the device where a step fails; `check` raises SharpError if nothing works there any more.
+    """Check the device when a step fails. `check` raises SharpError if nothing works there any more.
 
-    CUDA repeats the error of a kernel that made an illegal access, and that of a GPU that fell off the bus, in every
-    call that follows. Errors that concern one step only, as of memory that is not there, are not repeated.
+    CUDA repeats some errors in every later call, such as an illegal access by a kernel or a GPU that fell off the bus.
+    Errors that concern a single step, such as a lack of memory, are not repeated.
 
     Raises:
         DeviceLostError: in place of the step's error, if the device is lost.

@@ -1,4 +1,4 @@
-"""ONNX Runtime, on the CPU or on an NVIDIA GPU."""
+"""`OnnxRuntimeBackend`: runs a decoder in ONNX Runtime, on the CPU or on an NVIDIA GPU."""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,15 +9,16 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sharp.plugins.cache_tensors import CacheTensor
+from sharp.core.machine import available_memory
+from sharp.core.manifest import CacheDtype, Manifest
+from sharp.plugins.cpu.sampling import Changes
 from sharp.plugins.cuda.device import check_context, free_memory
 from sharp.plugins.cuda.readback import Readback
 from sharp.plugins.cuda.sampler import DeviceSampler, find_sampler
-from sharp.plugins.manifest import CacheDtype, Manifest
-from sharp.plugins.sampling import Changes
+from sharp.plugins.op.cache_tensors import CacheTensor
 from sharp.serving.api.errors import InputError
-from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
-from sharp.serving.backends.cache_size import available_memory, tensors_of
+from sharp.serving.backends.backend import STEP_INPUTS, StepInputs, StepLimits, StepOutput
+from sharp.serving.backends.cache_size import tensors_of
 from sharp.serving.backends.cuda_provider import device_cache
 from sharp.serving.backends.decode_graphs import DecodeGraphs, without_graph
 from sharp.serving.backends.lost_device import lost_device
@@ -36,10 +37,10 @@ TENSOR_TYPES: dict[CacheDtype, str] = {
 
 
 class OnnxRuntimeBackend:
-    """A model in ONNX Runtime, with the key-value cache bound to its inputs and outputs, on the device that computes.
+    """A model in ONNX Runtime whose inputs and outputs are bound to the key-value cache on the device that computes.
 
-    With our kernels a cache input and its output are one buffer, updated in place. The function body of the op may
-    read a block after it wrote it, so without them there are two buffers that change places after each step.
+    With Sharp's kernels a cache input and its output are one buffer, updated in place. Without them there are two
+    buffers, which are swapped after each step, because the op's function body may read a block after writing it.
     """
 
     def __init__(
@@ -55,50 +56,52 @@ class OnnxRuntimeBackend:
     ) -> None:
         self._session = session
         self._device = device
-        self._gpu = gpu  # its number
+        self._gpu = gpu  # number of the GPU
         self._captures, self._graph_sizes = cuda_graphs, graph_sizes
         self._graphs: DecodeGraphs | None = None
-        self._largest: Limits | None = None  # step, where it was computed
+        self._largest: StepLimits | None = None  # the largest step, if it was computed
         self._manifest = manifest
         self._kernels = kernels
         self._binding = session.io_binding()
         self._caches = tensors_of(manifest)
         self._current: list[Any] = []
         self._next: list[Any] = []
-        self._inputs: dict[str, NDArray[Any]] = {}  # what is bound, alive while it is
+        self._inputs: dict[str, NDArray[Any]] = {}  # keeps the bound arrays alive
         self._logits = np.empty((0, manifest.vocab_size), np.float32)
         self._readback = Readback(manifest.vocab_size, gpu) if device == "cuda" else None
         self._sampler: DeviceSampler | None = None
-        # Rows, tokens, whether statistics are left out, and whether logits stay on the device.
+        # The currently bound outputs: rows, tokens, whether statistics are left out, and whether logits stay on the
+        # device.
         self._bound_outputs: tuple[int, int, bool, bool] | None = None
 
     @property
     def kernels(self) -> bool:
-        """Whether attention runs our kernels."""
+        """Whether attention runs Sharp's kernels."""
         return self._kernels
 
     @property
     def device(self) -> str:
-        """The device that the session computes on."""
+        """The device that the session computes on: "cpu" or "cuda"."""
         return self._device
 
     @property
     def screened(self) -> bool:
-        """With our kernels; nothing else uses a screen, and an empty one takes no memory."""
+        """Whether the cache has key screens. Only Sharp's kernels use them; without, the screens are empty."""
         return self._kernels
 
     @property
     def limits(self) -> None:
-        """Every size is taken."""
+        """None, because every size of step is possible."""
 
-    def free_memory(self, largest: Limits) -> int:
-        """Bytes of the device that the cache may have; without our kernels it exists twice.
+    def free_memory(self, largest: StepLimits) -> int:
+        """Return the bytes of the device that the cache may take. Without Sharp's kernels the cache exists twice.
 
-        A GPU computes the largest step first: what ONNX Runtime took for it (activations, logits, our kernels' scratch
-        memory) is taken then. Not without our kernels: standard ops would copy whole contexts of all sequences.
+        A GPU computes the largest step first, so that the memory that ONNX Runtime takes for it (activations, logits,
+        scratch memory of kernels) is no longer free. Without Sharp's kernels it does not, because standard ops would
+        copy whole contexts of all sequences.
 
         Raises:
-            InputError: the GPU has no kernels for the model, or no memory for that step.
+            InputError: the GPU has no kernels for the model, or not enough memory for the largest step.
         """
         if self._device == "cpu":
             return available_memory() // (1 if self._kernels else 2)
@@ -112,8 +115,8 @@ class OnnxRuntimeBackend:
         """Load the model of a folder.
 
         Raises:
-            InputError: ONNX Runtime cannot load the file, or it has not the inputs and outputs of a paged model; or
-                the device cannot be used.
+            InputError: ONNX Runtime cannot load the file, the file lacks inputs or outputs of a paged model, or the
+                device cannot be used.
         """
         opened = open_model(folder, manifest, config)
         path, session = folder / manifest.model_file, opened.session
@@ -137,7 +140,7 @@ class OnnxRuntimeBackend:
         return backend
 
     def _check_shapes(self, shapes: dict[str, list[int | str]]) -> None:
-        """Refuse a manifest of another model at once: every step of every request would fail."""
+        """Raise InputError if the manifest is of another model. Otherwise every step of every request would fail."""
         m = self._manifest
         expected: dict[str, tuple[int | None, ...]] = {
             "logits": (None, m.vocab_size),
@@ -145,7 +148,7 @@ class OnnxRuntimeBackend:
         }
         expected |= {tensor.name: (None, *tensor.block_shape) for tensor in self._caches}
         for name, shape in expected.items():
-            found = shapes[name]  # dynamic dimensions are names
+            found = shapes[name]  # a dynamic dimension is a name in place of a number
             if [size for size, asked in zip(found, shape, strict=False) if asked] != [size for size in shape if size]:
                 raise InputError(
                     f"{name} of the model has shape {found}, and sharp.json describes "
@@ -162,7 +165,7 @@ class OnnxRuntimeBackend:
                 )
 
     def allocate_cache(self, blocks: int) -> None:
-        """Make the key-value cache. Memory of blocks that are never used is never taken from the CPU's system.
+        """Allocate the key-value cache. On a CPU, blocks that are never used take no memory from the system.
 
         Raises:
             InputError: the model does not run on the GPU.
@@ -186,7 +189,7 @@ class OnnxRuntimeBackend:
         """Compute some tokens, so that the GPU's kernels are loaded before the first request.
 
         Raises:
-            InputError: they fail, for example as there are no kernels for the model or for this GPU.
+            InputError: the step fails, for example because there are no kernels for the model or for this GPU.
         """
         try:
             self.step(first_step())
@@ -194,11 +197,13 @@ class OnnxRuntimeBackend:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"the model does not run on this GPU: {reason}; --device cpu runs it") from error
 
-    def _compute_largest(self, largest: Limits) -> None:
-        """Compute the largest steps over a cache of one block; ONNX Runtime keeps the memory that they took.
+    def _compute_largest(self, largest: StepLimits) -> None:
+        """Compute the largest steps, so that the memory that ONNX Runtime takes for them, and keeps, is no longer free.
+
+        The cache has one block afterwards. The method also sets the sampler and `_largest`.
 
         Raises:
-            InputError: there is not enough.
+            InputError: the first small step or a largest step fails, most often for lack of memory.
         """
         self._set_cache(1)
         self._warm_up()
@@ -216,22 +221,22 @@ class OnnxRuntimeBackend:
                 f"GPU: {reason}; lower --max-batch-tokens or --max-sequences"
             ) from error
         if self._readback is not None:
-            self._readback.forget()  # no request may ever need as many
+            self._readback.forget()  # frees the buffer, because requests may never need as many rows
 
-    def step(self, batch: Batch) -> StepOutput:
+    def step(self, batch: StepInputs) -> StepOutput:
         """Compute one step.
 
         Raises:
-            DeviceLostError: no later step can be computed either.
+            DeviceLostError: the GPU is lost, so no later step can be computed either.
         """
         with lost_device(lambda: check_context(self._gpu)) if self._device == "cuda" else contextlib.nullcontext():
             return self._step(batch)
 
-    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
-        """Compute one step and sample on the GPU; without a GPU or the kernel logits are returned, as by `step`.
+    def step_and_sample(self, batch: StepInputs, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
+        """Compute one step and sample on the GPU. Without a GPU or the sampling kernel, return logits like `step`.
 
         Raises:
-            DeviceLostError: no later step can be computed either.
+            DeviceLostError: the GPU is lost, so no later step can be computed either.
         """
         if self._sampler is None:
             return self.step(batch)
@@ -239,14 +244,14 @@ class OnnxRuntimeBackend:
             return self._step(batch, samplings, changes)
 
     def _step(
-        self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
+        self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
         if self._graphs is not None and self._graphs.has(batch):
             return self._graphs.step(batch, samplings, changes)
         binding, m = self._binding, self._manifest
         for name in STEP_INPUTS:
             self._bind_input(name, np.asarray(getattr(batch, name)))
-        bound, self._bound_outputs = self._bound_outputs, None  # what fails from here on leaves nothing to rely on
+        bound, self._bound_outputs = self._bound_outputs, None  # after a failure nothing counts as bound
         rows, tokens = len(batch.logits_indices), len(batch.input_ids)
         sampler = None if samplings is None else self._sampler
         logits = self._logits_of(rows if sampler is None else 0)
@@ -255,7 +260,7 @@ class OnnxRuntimeBackend:
         if stats is not None:
             binding.bind_ortvalue_output("stats", onnxruntime.OrtValue.ortvalue_from_numpy(stats))
         expected = rows, tokens, stats is None, sampler is not None
-        if expected != bound:  # binding takes longer than looking
+        if expected != bound:  # comparing is faster than binding again
             if sampler is None:
                 binding.bind_ortvalue_output("logits", onnxruntime.OrtValue.ortvalue_from_numpy(logits))
             else:
@@ -273,7 +278,7 @@ class OnnxRuntimeBackend:
         return StepOutput(logits, stats, sampler.sample(sampler.logits(rows), np.arange(rows), samplings, changes))
 
     def _bind_input(self, name: str, array: NDArray[Any]) -> None:
-        """On a CPU into memory that stays bound from step to step: binding takes longer than writing it."""
+        """Bind an input. On a CPU, write to memory that stays bound, because that is faster than binding again."""
         held = self._inputs.get(name)
         if self._device == "cpu" and held is not None and held.shape == array.shape:
             held[...] = array
@@ -297,7 +302,7 @@ class OnnxRuntimeBackend:
             self._binding.bind_ortvalue_output(tensor.updated_name, following)
 
     def _logits_of(self, rows: int) -> NDArray[np.float32]:
-        """Memory for logits that is kept: it would be taken from the system anew in every step."""
+        """Return memory for logits that is reused, so that no step has to allocate it from the system."""
         if self._readback is not None:
             return self._readback.rows(rows)
         if len(self._logits) < rows:

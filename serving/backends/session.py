@@ -1,4 +1,4 @@
-"""A model in ONNX Runtime, opened on the device that the settings name."""
+"""ONNX Runtime sessions, opened on the device that the settings name."""
 
 import contextlib
 import logging
@@ -8,12 +8,13 @@ from typing import Any
 
 import onnxruntime
 
+from sharp.core.manifest import Manifest
+from sharp.plugins.cpu.page_memory import into_huge_pages
+from sharp.plugins.cuda.kernel_library import register_kernels
 from sharp.plugins.cuda.model_package import add_kernels_for_gpu
-from sharp.plugins.kernel_library import register_kernels
-from sharp.plugins.manifest import Manifest
-from sharp.plugins.page_memory import into_huge_pages
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.backends.cuda_provider import check_session, choose_device, provider_options
+from sharp.serving.backends.weights import chosen_weights, copied_model
 from sharp.serving.config import BackendConfig
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A session, the device that it computes on, whether attention runs our kernels, and whether steps are captured."""
+    """An open session of a model.
+
+    Attributes:
+        session: the `InferenceSession`.
+        device: the device that computes, "cpu" or "cuda".
+        kernels: attention runs Sharp's kernels.
+        captures: decode steps are captured as CUDA graphs.
+    """
 
     session: Any
     device: str
@@ -40,10 +48,11 @@ def open_model(folder: Path, manifest: Manifest, config: BackendConfig) -> Opene
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = config.threads
     options.inter_op_num_threads = 1
-    # A plan of memory is kept for every shape, and batches of whole texts have thousands.
+    # ONNX Runtime keeps a memory plan for every input shape, and batches of whole texts have thousands of shapes.
     options.enable_mem_pattern = manifest.cache.form == "paged"
     if manifest.cache.form == "none":
-        options.log_severity_level = 3  # it warns of an input that has a default, which `collect_stats` is meant to
+        # ONNX Runtime warns of an input that has a default value, which `collect_stats` has on purpose.
+        options.log_severity_level = 3
     library = kernel_library() if with_kernels else None
     captures = config.cuda_graphs and device == "cuda" and library is not None
     if library is not None:
@@ -68,7 +77,15 @@ def open_model(folder: Path, manifest: Manifest, config: BackendConfig) -> Opene
         on_device = provider_options(config.gpu, cuda_graphs=captures)
         providers = [on_device] if device == "cuda" else ["CPUExecutionProvider"]
         with into_huge_pages() if device == "cpu" else contextlib.nullcontext():
-            session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+            model: str | bytes = str(path)
+            # A GPU always has a copy of its own.
+            if device == "cpu" and chosen_weights(folder, manifest, config.weights) == "copy":
+                copied = copied_model(folder, manifest, verify=config.verify_files)
+                model = copied.model
+                copied.add_to(options)
+            session = onnxruntime.InferenceSession(model, options, providers=providers)
+    except InputError:
+        raise
     except Exception as error:  # ONNX Runtime has no common exception
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{path} cannot be loaded: {reason}; export the model again") from error
@@ -80,10 +97,10 @@ def open_model(folder: Path, manifest: Manifest, config: BackendConfig) -> Opene
 
 
 def kernel_library() -> Path | None:
-    """Our kernels for ONNX Runtime, or None with a warning when they are not installed.
+    """Return the path of Sharp's kernels for ONNX Runtime. If they are not installed, log a warning and return None.
 
     Raises:
-        InputError: SHARP_LIBRARY_FOLDER is no folder.
+        InputError: SHARP_LIBRARY_FOLDER is not a folder.
     """
     try:
         from sharp.plugins import library_path

@@ -1,4 +1,4 @@
-"""TensorRT on an NVIDIA GPU: the engine that `sharp build --backend tensorrt` wrote into the model folder."""
+"""`TensorRtBackend`: runs the TensorRT engine that `sharp build --backend tensorrt` wrote into the model folder."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -10,16 +10,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.cache_tensors import CacheTensor
+from sharp.core.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
+from sharp.core.manifest import Manifest
+from sharp.plugins.cpu.sampling import Changes
 from sharp.plugins.cuda.model_package import add_kernels_for_gpu
 from sharp.plugins.cuda.runtime import Cuda
 from sharp.plugins.cuda.sampler import find_sampler
-from sharp.plugins.engine_manifest import ENGINE_FILE, EngineManifest, Shape, ShapeRange, read_engine_manifest
-from sharp.plugins.manifest import Manifest
-from sharp.plugins.sampling import Changes
+from sharp.plugins.op.cache_tensors import CacheTensor
 from sharp.plugins.tensorrt.package import import_tensorrt, load_plugin
 from sharp.serving.api.errors import EngineError, InputError, SharpError
-from sharp.serving.backends.backend import STEP_INPUTS, Batch, Limits, StepOutput
+from sharp.serving.backends.backend import STEP_INPUTS, StepInputs, StepLimits, StepOutput
 from sharp.serving.backends.cache_size import tensors_of
 from sharp.serving.backends.lost_device import lost_device
 from sharp.serving.config import BackendConfig
@@ -41,10 +41,10 @@ CACHE_DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int8
 
 
 class TensorRtBackend:
-    """An engine with its caches, inputs and outputs in memory of the device that is taken once.
+    """A TensorRT engine whose caches, inputs and outputs are in GPU memory that is allocated once.
 
-    Under Sharp's plugin a cache input and its output are one buffer; without it there are two, which change places
-    after each step.
+    With Sharp's plugin a cache input and its output are one buffer. Without the plugin there are two buffers, which are
+    swapped after each step.
     """
 
     def __init__(self, engine: Any, described: EngineManifest, manifest: Manifest, cuda: Cuda, gpu: int) -> None:
@@ -57,32 +57,32 @@ class TensorRtBackend:
         self._stream = int(cuda.call("cudaStreamCreate"))
         self._profiles = _profiles(engine, self._caches)
         self._contexts = [self._make_context(number) for number in range(len(self._profiles))]
-        self._current: list[int] = []  # addresses
+        self._current: list[int] = []  # addresses of the cache tensors that the next step reads
         self._next: list[int] = []
         self._memory = self._make_memory()
-        self._logits = np.empty((0, manifest.vocab_size), np.float32)  # page-locked, and kept
+        self._logits = np.empty((0, manifest.vocab_size), np.float32)  # page-locked, and reused in every step
         self._sampler = find_sampler(manifest.vocab_size, gpu, self._stream)
 
     @property
     def kernels(self) -> bool:
-        """Whether attention runs our plugin."""
+        """Whether attention runs Sharp's plugin."""
         return self._described.plugin is not None
 
     @property
     def device(self) -> str:
-        """A GPU, always."""
+        """The device that computes: always "cuda"."""
         return "cuda"
 
     @property
     def screened(self) -> bool:
-        """Whether the engine has the model's key screens; those of before had none."""
+        """Whether the engine has the model's key screens. Engines of older versions of Sharp have none."""
         return any(tensor.is_screen for tensor in self._caches)
 
     @property
-    def limits(self) -> Limits:
-        """What the engine was built for."""
+    def limits(self) -> StepLimits:
+        """The sizes that the engine was built for."""
         largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
-        return Limits(
+        return StepLimits(
             sequences=largest["context_lens"][0],
             tokens=largest["input_ids"][0],
             context=largest["block_table"][1] * self._manifest.cache.block_size,
@@ -94,12 +94,12 @@ class TensorRtBackend:
         """Load the engine of a model folder.
 
         Raises:
-            InputError: there is no engine, or not one of this model for this TensorRT, or a setting is not for it, or
-            kernels are missing.
-            SharpError: TensorRT, cuda-python or the plugin is missing.
+            InputError: there is no engine, the engine is not for this model and this version of TensorRT, a setting
+                does not apply to TensorRT, or kernels are missing.
+            SharpError: TensorRT, cuda-python or the plugin is missing, or the GPU has too little memory.
         """
         if config.device == "cpu" or not config.kernels:
-            raise InputError("--backend tensorrt takes no --device cpu or --no-kernels")
+            raise InputError("--backend tensorrt takes no --device cpu or --no-kernels; leave them out")
         path = folder / ENGINE_FILE
         if not path.is_file():
             raise InputError(f"{folder} has no {ENGINE_FILE}; make it with: sharp build {folder} --backend tensorrt")
@@ -121,16 +121,16 @@ class TensorRtBackend:
         _check_tensors(path, engine, _tensors_of(manifest, engine))
         return cls(engine, described, manifest, cuda, gpu)
 
-    def free_memory(self, largest: Limits) -> int:  # noqa: ARG002 - of the interface
-        """Bytes of the GPU that the cache may have; without our plugin it exists twice.
+    def free_memory(self, largest: StepLimits) -> int:  # noqa: ARG002 - required by the interface
+        """Return the bytes of GPU memory that the cache may take. Without Sharp's plugin the cache exists twice.
 
-        The memory of the largest step, that of the engine's limits, was taken with its contexts.
+        The memory of the largest step that the engine allows is not free: execution contexts took it at load.
         """
         free, _total = self._cuda.call("cudaMemGetInfo")
         return int(free) // (1 if self.kernels else 2)
 
     def allocate_cache(self, blocks: int) -> None:
-        """Make the key-value cache, of zeros: what was never written must not be NaN."""
+        """Allocate the key-value cache, filled with zeros, because memory that was never written must not hold NaN."""
 
         def make() -> list[int]:
             return [self._zeros(blocks * tensor.block_bytes) for tensor in self._caches]
@@ -144,22 +144,22 @@ class TensorRtBackend:
             for name, address in self._memory.items():
                 _require(context.set_tensor_address(name, address), name)
 
-    def step(self, batch: Batch) -> StepOutput:
+    def step(self, batch: StepInputs) -> StepOutput:
         """Compute one step.
 
         Raises:
-            EngineError: TensorRT refused or failed it.
-            DeviceLostError: no later step can be computed either.
+            EngineError: TensorRT refused the step or failed.
+            DeviceLostError: the GPU is lost, so no later step can be computed either.
         """
         with self._on_device():
             return self._step(batch)
 
-    def step_and_sample(self, batch: Batch, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
-        """Compute one step and sample on the GPU, on the engine's stream; without the kernel logits are returned.
+    def step_and_sample(self, batch: StepInputs, samplings: NDArray[np.float64], changes: Changes | None) -> StepOutput:
+        """Compute one step and sample on the engine's stream. Without the sampling kernel, return logits.
 
         Raises:
-            EngineError: TensorRT refused or failed it.
-            DeviceLostError: no later step can be computed either.
+            EngineError: TensorRT refused the step or failed.
+            DeviceLostError: the GPU is lost, so no later step can be computed either.
         """
         if self._sampler is None:
             return self.step(batch)
@@ -169,13 +169,14 @@ class TensorRtBackend:
     @contextmanager
     def _on_device(self) -> Iterator[None]:
         with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
-            self._cuda.call("cudaSetDevice", self._gpu)  # of this thread, which need not be the one that loaded
+            # The current device belongs to the calling thread, which may not be the thread that loaded the engine.
+            self._cuda.call("cudaSetDevice", self._gpu)
             yield
 
     def _step(
-        self, batch: Batch, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
+        self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
-        # Alive until the stream is through with them.
+        # `inputs` keeps the arrays alive until the stream has copied them.
         inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
         context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]
         for name, array in inputs.items():
@@ -203,7 +204,7 @@ class TensorRtBackend:
         return StepOutput(logits, stats, sampled)
 
     def _logits_of(self, rows: int) -> NDArray[np.float32]:
-        """Page-locked memory that is kept."""
+        """Return page-locked memory for `rows` rows of logits, which is reused in later steps."""
         if len(self._logits) < rows:
             self._logits = self._cuda.page_locked(rows, self._manifest.vocab_size)
         return self._logits[:rows]
@@ -211,12 +212,15 @@ class TensorRtBackend:
     def _make_context(self, profile: int) -> Any:
         context = self._engine.create_execution_context()
         if context is None or not context.set_optimization_profile_async(profile, self._stream):
-            raise SharpError("TensorRT could not make an execution context: most likely the GPU has no memory left")
+            raise SharpError(
+                "TensorRT could not make an execution context: most likely the GPU has no memory left; free "
+                "some, or build an engine for smaller steps"
+            )
         self._cuda.call("cudaStreamSynchronize", self._stream)
         return context
 
     def _make_memory(self) -> dict[str, int]:
-        """Inputs and outputs of the largest step, by name."""
+        """Allocate memory for the inputs and outputs of the largest step, and return the addresses by name."""
         m, tokens = self._manifest, self.limits.tokens
         largest = {name: bounds[2] for name, bounds in self._profiles[-1].items()}
         sizes = {name: prod(largest.get(name, ())) * ITEM_BYTES[DTYPES[name]] for name in STEP_INPUTS}
@@ -229,7 +233,11 @@ class TensorRtBackend:
         return address
 
     def _profile(self, shapes: Mapping[str, Shape]) -> int:
-        """The first profile that takes the shapes; the one for decoding comes first."""
+        """Return the number of the first profile that allows the shapes. The profile for decoding comes first.
+
+        Raises:
+            EngineError: no profile allows the shapes.
+        """
         for number, profile in enumerate(self._profiles):
             if all(_between(shape, *profile[name]) for name, shape in shapes.items() if name in profile):
                 return number
@@ -237,7 +245,7 @@ class TensorRtBackend:
 
 
 def _check(path: Path, described: EngineManifest, content: bytes, model: Path, version: str) -> None:
-    """Refuse an engine that is damaged, of another model, or of another TensorRT."""
+    """Raise InputError if an engine is damaged, or was built for another model or by another version of TensorRT."""
     if described.backend != "TensorRT":
         raise InputError(f"{path} is an engine of {described.backend}; build one with --backend tensorrt")
     if hashlib.sha256(content).hexdigest() != described.sha256:
@@ -252,7 +260,7 @@ def _check(path: Path, described: EngineManifest, content: bytes, model: Path, v
 
 
 def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, ShapeRange]]:
-    """Smallest, usual and largest shape of every input that varies, in each optimization profile."""
+    """Return the smallest, usual and largest shape of every input that varies, for each optimization profile."""
     names = [*(name for name in STEP_INPUTS if name != "collect_stats"), *(tensor.name for tensor in caches)]
 
     def bounds(name: str, profile: int) -> ShapeRange:
@@ -268,7 +276,7 @@ def _names_of(engine: Any) -> set[str]:
 
 
 def _tensors_of(manifest: Manifest, engine: Any) -> tuple[CacheTensor, ...]:
-    """Of the model's cache, without key screens that the engine does not have."""
+    """Return the tensors of the model's cache, without key screens that the engine does not have."""
     names = _names_of(engine)
     return tuple(tensor for tensor in tensors_of(manifest) if not tensor.is_screen or tensor.name in names)
 

@@ -1,42 +1,42 @@
-"""Steps that are computed before the first request, on a GPU: they load kernels, and show what memory steps take.
+"""Steps that a GPU computes before the first request, to load kernels and to find out how much memory steps take.
 
-Their tokens see no keys and are stored nowhere. Scratch memory and grids follow from shapes alone, so they take what
-real steps of these shapes take.
+The tokens of these steps see no keys and are not stored. Scratch memory and grids depend only on shapes, so these steps
+take the same memory as real steps of the same shapes.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from sharp.serving.backends.backend import Batch, Limits
+from sharp.serving.backends.backend import StepInputs, StepLimits
 
-TOKENS = 6  # five of a sequence, more than decoding takes, and one of another
-BLOCKS = 1024  # of a table that is so wide that a GPU splits the keys of these tokens
+TOKENS = 6  # five tokens of one sequence, more than the decode kernel takes, and one token of another
+BLOCKS = 1024  # width of a block table for which a GPU splits the keys of these tokens
 
 
-def first_step() -> Batch:
-    """A prompt and a token of another sequence: beside each other, both kinds of kernels are launched."""
+def first_step() -> StepInputs:
+    """Return a step with a prompt and a decode token, which launches both kinds of kernels."""
     return _batch(np.array([0, TOKENS - 1, TOKENS]), BLOCKS, outputs=1, collect_stats=False)
 
 
-def largest_steps(largest: Limits, block_size: int) -> Iterator[Batch]:
-    """The steps that take the most memory: prompts beside each other, and decoding, both with logits of every token."""
+def largest_steps(largest: StepLimits, block_size: int) -> Iterator[StepInputs]:
+    """Yield the two steps that take the most memory: one of prompts and one of decoding, with logits of every token."""
     pages = -(-largest.context // block_size)
     sequences = min(largest.sequences, largest.tokens)
     starts = np.arange(sequences + 1)
-    prompt = np.append(starts[:-1], largest.tokens)  # one token each, and the last sequence has the others
+    prompt = np.append(starts[:-1], largest.tokens)  # one token per sequence, and all remaining tokens in the last
     yield _batch(prompt, pages, outputs=largest.tokens, collect_stats=True)
     yield _batch(starts, pages, outputs=sequences, collect_stats=True)
 
 
-def decode_step(sequences: int, pages: int) -> Batch:
-    """One token for each of so many sequences, over a table of so many blocks."""
+def decode_step(sequences: int, pages: int) -> StepInputs:
+    """Return a step with one token for each of `sequences` sequences, over a table of `pages` blocks per sequence."""
     return _batch(np.arange(sequences + 1), pages, outputs=sequences, collect_stats=False)
 
 
-def _batch(query_start: np.ndarray, pages: int, *, outputs: int, collect_stats: bool) -> Batch:
+def _batch(query_start: np.ndarray, pages: int, *, outputs: int, collect_stats: bool) -> StepInputs:
     tokens, sequences = int(query_start[-1]), len(query_start) - 1
-    return Batch(
+    return StepInputs(
         input_ids=np.zeros(tokens, np.int64),
         positions=np.zeros(tokens, np.int64),
         slot_mapping=np.full(tokens, -1, np.int32),

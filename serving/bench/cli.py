@@ -12,59 +12,70 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from sharp.plugins.cli import SharpCommand
-from sharp.plugins.grouped_help import HELP
-from sharp.plugins.output_file import check_can_write
+from sharp.core.cli import SharpCommand, SharpGroup, if_interrupted
+from sharp.core.output_file import check_can_write
+from sharp.core.table import Table
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.bench.load import Load
 from sharp.serving.client.options import CONNECTION, connection_options
 from sharp.serving.config import BackendConfig
 
-if TYPE_CHECKING:  # gRPC and the engine take half a second to import: not for --help or a typing error
+if TYPE_CHECKING:  # gRPC and the engine take half a second to import, which --help shall not wait for
     from sharp.serving.bench.summary import Percentiles, Summary
 
 SEE_ALSO = "See also: docs/how-to/tune.md, sharp plan."
 
 
-@click.group(context_settings=HELP, epilog=SEE_ALSO)
+@click.group(cls=SharpGroup, epilog=SEE_ALSO)
 def bench() -> None:
     """Measure a server under load, or decoding in this process."""
 
 
 @bench.command(cls=SharpCommand, groups=CONNECTION, epilog=SEE_ALSO)
 @click.argument("address")
-@click.option("--requests", default=Load.requests, show_default=True, help="How many requests to send.")
-@click.option("--rate", type=float, help="Arrivals a second, a Poisson process.  [default: all at once]")
-@click.option("--prompt-tokens", default=Load.prompt_tokens, show_default=True, help="Mean tokens of a prompt.")
+@click.option("--requests", default=Load.requests, show_default=True, help="Number of requests to send.")
+@click.option(
+    "--rate", type=float, help="Requests per second, which arrive as a Poisson process.  [default: all at once]"
+)
+@click.option(
+    "--prompt-tokens", default=Load.prompt_tokens, show_default=True, help="Mean number of tokens per prompt."
+)
 @click.option(
     "--completion-tokens",
     "--answer-tokens",
     "completion_tokens",
     default=Load.completion_tokens,
     show_default=True,
-    help="Mean tokens of a completion.",
+    help="Mean number of tokens per completion.",
 )
-@click.option("--spread", default=Load.spread, show_default=True, help="Lengths vary by this share of the mean.")
+@click.option(
+    "--spread", default=Load.spread, show_default=True, help="Relative variation of the lengths around their means."
+)
 @click.option(
     "--shared-tokens",
     default=0,
     show_default=True,
-    help="Tokens in front of all prompts, beside their own.",
+    help="Number of tokens that all prompts start with, in addition to their own.",
 )
-@click.option("--concurrency", type=int, help="Most requests that are open at a time.  [default: no limit]")
-@click.option("--seed", default=0, show_default=True, help="Of arrivals, lengths and tokens.")
-@click.option("--attempts", default=1, show_default=True, help="Calls for a request that meets a full queue; 1 to 5.")
+@click.option("--concurrency", type=int, help="Maximum number of concurrent requests.  [default: no limit]")
+@click.option("--seed", default=0, show_default=True, help="Seed of arrivals, lengths and tokens.")
+@click.option(
+    "--attempts",
+    default=1,
+    show_default=True,
+    help="How often a request is sent while the server's queue is full; 1 to 5.",
+)
 @connection_options
-@click.option("--output", type=click.Path(path_type=Path), help="Write load and figures to this file, as JSON.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the load and the figures to this file, as JSON.")
 def serve(address: str, attempts: int, connection: dict[str, Any], output: Path | None, **load: Any) -> None:
     """Send requests of random tokens to the server at ADDRESS and print its throughput and latencies.
 
-    Prompts are random token ids, so the prefix cache has only what --shared-tokens says. Completions are greedy, of the
-    requested length. Times are the client's and include the network.
+    Prompts are random token ids, so the prefix cache has only the tokens of --shared-tokens. Completions are greedy, of
+    the requested length. Times are the client's and include the network.
     """
     chosen = Load(**load)
+    if_interrupted("no figures are kept")
     if output is not None:
         check_can_write(output)
     summary, errors, info = asyncio.run(_measure(address, {"attempts": attempts, **connection}, chosen))
@@ -86,7 +97,7 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
     multiple=True,
     default=(1024,),
     show_default=True,
-    help="Tokens before; repeatable.",
+    help="Tokens in the context before decoding; repeatable.",
 )
 @click.option(
     "--completion-tokens",
@@ -95,19 +106,21 @@ def serve(address: str, attempts: int, connection: dict[str, Any], output: Path 
     type=click.IntRange(1),
     default=32,
     show_default=True,
-    help="Tokens that are timed.",
+    help="Number of tokens that are timed.",
 )
 @click.option(
-    "--passes", type=click.IntRange(1), default=5, show_default=True, help="How often, the models interleaved."
+    "--passes",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Number of passes; the models run interleaved.",
 )
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
-    help="Text of the prompts: sparse attention reads what a text makes it read.  [default: Python's documentation]",
+    help="Text of the prompts; the time of sparse attention depends on the text.  [default: Python's documentation]",
 )
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: one per processor]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures to this file, as JSON.")
 def latency(
@@ -126,6 +139,8 @@ def latency(
     """
     from sharp.serving.bench.latency import measure_latency
 
+    if_interrupted("no figures are kept")
+
     if output is not None:
         check_can_write(output)
     content = None
@@ -135,7 +150,7 @@ def latency(
         except (OSError, UnicodeError) as error:
             raise InputError(f"--text {text} cannot be read as UTF-8 text: {error}") from error
     backend = BackendConfig(device=device) if threads is None else BackendConfig(device=device, threads=threads)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with _progress() as progress:
         task = progress.add_task("passes", total=len(folders) * len(prompt_tokens) * passes)
         rows = measure_latency(
             folders,
@@ -146,7 +161,7 @@ def latency(
             backend=backend,
             on_pass=lambda: progress.advance(task),
         )
-    table = Table("model", "tokens before", "ms a token, best", "median", "times as fast")
+    table = Table("model", "tokens before", "ms a token, best", "median", "speedup")
     for row in rows:
         cells = (f"{row.prompt_tokens:,}", f"{row.best:.2f}", f"{row.median:.2f}", f"{row.times_as_fast:.2f}")
         table.add_row(row.model, *cells)
@@ -170,7 +185,7 @@ async def _measure(
 
     async with AsyncClient(address, **connection) as client:
         server = await client.server_info()
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with _progress() as progress:
             task = progress.add_task("requests", total=load.requests)
             samples = await run_load(client, load, lambda: progress.advance(task))
     errors: dict[str, int] = {}
@@ -189,7 +204,7 @@ def _print(summary: Summary) -> None:
     )
     console.print(
         f"{summary.requests_per_second:.2f} requests/s, {summary.tokens_per_second:.1f} tokens/s generated, "
-        f"{summary.prompt_tokens_per_second:.1f} tokens/s read, {summary.cached_share:.0%} of prompts from the cache"
+        f"{summary.prompt_tokens_per_second:.1f} prompt tokens/s, {summary.cached_share:.0%} of prompts from the cache"
     )
     table = Table("milliseconds", "mean", "p50", "p90", "p99")
     rows = (
@@ -204,3 +219,9 @@ def _print(summary: Summary) -> None:
 
 def _cells(found: Percentiles) -> list[str]:
     return ["-" if value is None else f"{value:.1f}" for value in (found.mean, found.p50, found.p90, found.p99)]
+
+
+def _progress() -> Progress:
+    """Return a progress bar on stderr, which writes nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)

@@ -1,4 +1,4 @@
-"""How long a token of decoding takes, one sequence at a time, in this process: several models, interleaved."""
+"""The time per token of decoding, one sequence at a time in this process, with several models interleaved."""
 
 import statistics
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.api.events import Delta
 from sharp.serving.api.sampling_params import SamplingParams
@@ -18,13 +18,16 @@ from sharp.serving.text.tokenizer import tokenize
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds a token of one model after `prompt_tokens`."""
+    """The milliseconds per token of one model after a prompt of `prompt_tokens` tokens: best and median of the passes.
+
+    `times_as_fast` compares with the first model; it is the median of the passes' ratios.
+    """
 
     model: str
     prompt_tokens: int
     best: float
     median: float
-    times_as_fast: float  # as the first model: the median of the passes' ratios
+    times_as_fast: float
 
 
 def measure_latency(
@@ -37,13 +40,19 @@ def measure_latency(
     backend: BackendConfig | None = None,
     on_pass: Callable[[], None] = lambda: None,
 ) -> list[Latency]:
-    """Decode after prompts of these lengths, the models interleaved in every pass.
+    """Measure decoding after prompts of these lengths, with the models interleaved in every pass.
 
-    A prompt is the beginning of `text`, of Python's documentation without it: sparse attention reads what a text makes
-    it read. Its keys are computed once and come from the prefix cache in every pass. Every step computes one token.
+    A prompt is the beginning of `text`, or else of Python's documentation, because what sparse attention reads depends
+    on the text. The prompt's keys are computed once and come from the prefix cache in every pass. Every step computes
+    one token.
+
+    The result has a row for each length and folder, all folders of the first length first. `on_pass` is called after
+    each pass of a model.
 
     Raises:
-        InputError: a folder cannot be used, a prompt is longer than a model's context or the text is too short.
+        NotFoundError: there is no model folder.
+        InputError: a folder cannot be used, a prompt is longer than a model's context, the text is too short, or all
+            tokens of a completion come in one piece of text.
     """
     longest = max(prompt_tokens) + completion_tokens + 1
     text = "\n".join(topics.values()) if text is None else text
@@ -55,8 +64,8 @@ def measure_latency(
                 f"{folder} has a context of {manifest.max_context} tokens, and {longest} are needed; give fewer, "
                 f"or export it with --max-context {longest}"
             )
-        # The prefix cache keeps the prompt's last block beside the one that is written on.
-        # Draft tokens would make a model's speed that of the text it writes: one that repeats itself gets nine a step.
+        # The prefix cache keeps the prompt's last block beside the block that is being written, hence the second block.
+        # Without draft tokens, because with them the speed depends on the text: a repetition gets nine tokens a step.
         engine = EngineConfig(
             cache_tokens=longest + 2 * manifest.cache.block_size, attention_interval=0, speculative_tokens=0
         )
@@ -76,13 +85,17 @@ def measure_latency(
                 found.append(_milliseconds_a_token(llm, tokens[:length], completion_tokens))
                 on_pass()
         for folder, found in zip(folders, times, strict=True):
-            ratio = statistics.median(first / one for first, one in zip(times[0], found, strict=True))
+            ratio = statistics.median(first / own for first, own in zip(times[0], found, strict=True))
             rows.append(Latency(str(folder), length, min(found), statistics.median(found), ratio))
     return rows
 
 
 def _milliseconds_a_token(llm: LLM, prompt: list[int], completion_tokens: int) -> float:
-    """Between the first token of a completion and its last."""
+    """Complete `prompt` once, and return the mean milliseconds per token between the first token and the last.
+
+    Raises:
+        InputError: all tokens came in one piece of text, so there is no time between two.
+    """
     params = SamplingParams(temperature=0, max_tokens=completion_tokens + 1, ignore_eos=True)
     began, ended, tokens = 0.0, 0.0, 0
     for event in llm.stream(prompt, params):

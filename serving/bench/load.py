@@ -1,4 +1,4 @@
-"""Drives a server with requests that arrive at random, and times every message of their streams."""
+"""A load of requests that arrive at random at a server, with the time of every message of their streams."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MOST_REQUESTS = 1_000_000
 
 @dataclass(frozen=True)
 class Load:
-    """What arrives.
+    """The requests that arrive at a server.
 
     Attributes:
-        requests: how many.
+        requests: the number of requests.
         rate: arrivals a second, a Poisson process; None: all at once.
         prompt_tokens: mean tokens of a prompt.
         completion_tokens: mean tokens of a completion; each is as long as requested, whatever the model generates.
         spread: lengths are uniform between mean (1 - spread) and mean (1 + spread).
         shared_tokens: tokens that all prompts begin with.
         concurrency: most requests that are open at a time; None: no limit.
-        seed: of arrivals, lengths and tokens.
+        seed: the seed of arrivals, lengths and tokens.
 
     Raises:
         InputError: a value cannot be used.
@@ -63,10 +63,11 @@ class Load:
 
 @dataclass
 class Sample:
-    """One request; times are seconds from the start of the load.
+    """One request of a load. Times are in seconds from the start of the load.
 
-    `times` has the arrival of every message with tokens and `counts` its tokens. `error` says why the request failed,
-    and `refused` that the server was full.
+    `arrival` is when the request was due or, in a load without a rate, when it was sent. `times` has the arrival of
+    every message with tokens, and `counts` the number of its tokens. `error` says why the request failed; None if it
+    did not. `refused` says that the server was full.
     """
 
     arrival: float
@@ -79,7 +80,9 @@ class Sample:
 
 
 async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] = lambda: None) -> list[Sample]:
-    """Send the requests of `load` and wait for all of them; `on_end` is called after each.
+    """Send the requests of `load` and return their samples once all have ended; call `on_end` after each.
+
+    A request that fails raises nothing: its sample has the error.
 
     Raises:
         InputError: a request does not fit the server's context.

@@ -1,4 +1,4 @@
-"""What a load measured, in the figures that servers are compared by."""
+"""The figures of a measured load by which servers are compared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Mean and percentiles in milliseconds; None where nothing was measured."""
+    """Mean and percentiles in milliseconds; None if nothing was measured."""
 
     mean: float | None
     p50: float | None
@@ -22,18 +22,18 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all completed requests.
+    """The figures of a load.
 
     Attributes:
-        requests: how many were sent.
-        completed: requests that got their whole completion.
-        refused: how many met a full queue, with a time to come back.
-        failed: how many ended otherwise.
-        seconds: from the first arrival to the last message.
-        requests_per_second: completed ones.
-        prompt_tokens_per_second: of completed requests.
-        tokens_per_second: generated tokens.
-        cached_share: share of the prompts' tokens that the prefix cache had.
+        requests: the number of requests that were sent.
+        completed: the number of requests that got their whole completion.
+        refused: the number of requests that met a full queue, with a time to come back.
+        failed: the number of requests that ended in another way.
+        seconds: the time from the first arrival to the last message.
+        requests_per_second: completed requests per second.
+        prompt_tokens_per_second: prompt tokens of completed requests per second.
+        tokens_per_second: generated tokens of completed requests per second.
+        cached_share: the share of the prompts' tokens that the prefix cache had.
         time_to_first_token: from arrival to the first token.
         inter_token_latency: from one message with tokens to the next, per token of the latter.
         total: from arrival to the last token.
@@ -54,7 +54,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """The figures of a load."""
+    """Return the figures of a load of at least one request."""
     completed = [sample for sample in samples if sample.error is None and sample.times]
     refused = sum(sample.refused for sample in samples)
     began = min(sample.arrival for sample in samples)

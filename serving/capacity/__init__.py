@@ -1,1 +1,1 @@
-"""`sharp plan`: what a load takes in memory, servers and money."""
+"""`sharp plan`: the memory, servers and money that a load needs."""

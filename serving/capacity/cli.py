@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sharp.plugins.cli import SharpCommand
+from sharp.core.cli import SharpCommand
 from sharp.serving.config import EngineConfig
 
 if TYPE_CHECKING:  # numpy and onnxruntime are not for --help
     from sharp.serving.capacity.devices import Device
-    from sharp.serving.capacity.plan import Load, Model, Plan
+    from sharp.serving.capacity.plan import CapacityPlan, ExpectedLoad, ModelFacts
     from sharp.serving.capacity.speed import Speed
 
 PATH = click.Path(path_type=Path)
@@ -24,9 +24,13 @@ RESULTS = Path("bench/results")
 
 @click.command(cls=SharpCommand, epilog="See also: docs/deploy.md, docs/how-to/tune.md, sharp bench.")
 @click.argument("folder", type=PATH)
-@click.option("--gpu", required=True, help="Device of each server; a wrong name lists them.")
-@click.option("--context", required=True, type=click.IntRange(min=2), help="Tokens of prompt and completion together.")
-@click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Requests a second.")
+@click.option(
+    "--device", "--gpu", "gpu", required=True, help="GPU or processor of each server; an unknown name prints the list."
+)
+@click.option(
+    "--context", required=True, type=click.IntRange(min=2), help="Tokens per request, prompt and completion together."
+)
+@click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Requests per second.")
 @click.option(
     "--completion-tokens",
     "--answer-tokens",
@@ -34,19 +38,19 @@ RESULTS = Path("bench/results")
     default=256,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Of them, the completion.",
+    help="Tokens of the completion, out of --context.",
 )
 @click.option(
     "--max-sequences",
     default=EngineConfig.max_sequences,
     show_default=True,
     type=click.IntRange(min=1),
-    help="That of sharp-serve.",
+    help="Maximum running sequences, as --max-sequences of sharp serve.",
 )
 @click.option(
-    "--price", type=click.FloatRange(min=0), help="Of one device for an hour.  [default: the table's, if any]"
+    "--price", type=click.FloatRange(min=0), help="Price of one device per hour.  [default: the table's, if any]"
 )
-@click.option("--devices", type=PATH, help="TOML file of devices beside ours, or with other numbers for them.")
+@click.option("--devices", type=PATH, help="TOML file with further devices, or with other numbers for known devices.")
 @click.option("--results", type=PATH, help=f"Folder of measured results.  [default: {RESULTS}, where there is one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
@@ -61,19 +65,19 @@ def plan(
     results: Path | None,
     as_json: bool,
 ) -> None:
-    """How much memory, how many servers and how much money the model FOLDER needs for a load.
+    """Estimate how much memory, how many servers and how much money the model FOLDER needs for a load.
 
-    Speeds are those that were measured on the device; where nothing was, they are estimated from its data sheet and the
-    output says so. The formula is printed with the numbers.
+    Speeds were measured on the device, or are estimated from its data sheet; the output says which. The formula is
+    printed with the numbers.
     """
     from sharp.serving.capacity.devices import find_device, read_devices
-    from sharp.serving.capacity.plan import FORMULA, Load, make_plan, read_model
+    from sharp.serving.capacity.plan import FORMULA, ExpectedLoad, make_plan, read_model
     from sharp.serving.capacity.speed import speed_of
 
     name, device = find_device(read_devices(devices), gpu)
     model = read_model(folder)
     speed = speed_of(name, device, model.dtype, model.quantization, results or RESULTS)
-    load = Load(context, completion_tokens, rate, max_sequences)
+    load = ExpectedLoad(context, completion_tokens, rate, max_sequences)
     made = make_plan(model, load, device.memory_gb * 1e9, speed, device.price_per_hour if price is None else price)
     if as_json:
         content = {"model": asdict(model), "load": asdict(load), "speed": asdict(speed), "plan": asdict(made)}
@@ -82,10 +86,10 @@ def plan(
         _print(model, device, load, speed, made)
 
 
-def _print(model: Model, device: Device, load: Load, speed: Speed, made: Plan) -> None:
+def _print(model: ModelFacts, device: Device, load: ExpectedLoad, speed: Speed, made: CapacityPlan) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from sharp.core.table import Table
     from sharp.serving.capacity.plan import FORMULA
 
     table = Table(title=f"{model.name}, {load.rate:g} requests a second", show_header=False, box=None)

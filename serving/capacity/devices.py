@@ -11,7 +11,7 @@ from sharp.serving.api.errors import InputError, NotFoundError
 
 
 class Device(BaseModel):
-    """What one server computes on; bytes are 10^9, operations 10^12 a second."""
+    """The processor or GPU of one server; units are 10^9 bytes and 10^12 operations per second."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -25,13 +25,13 @@ class Device(BaseModel):
     price_per_hour: float | None = Field(None, ge=0)
 
     def operations_per_second(self, dtype: str) -> float:
-        """Of dense products in this type; of float32 half of those in 16 bits, as in TF32, unless it is given."""
+        """Return the speed of dense products in `dtype`; by default float32 (as TF32) has half that of 16 bits."""
         share = self.tflops if dtype != "float32" else self.tflops_float32 or self.tflops / 2
         return share * 1e12
 
 
 def read_devices(own: Path | None) -> dict[str, Device]:
-    """Our table, and what the TOML file `own` adds to it or replaces in it.
+    """Return Sharp's table of devices, with what the TOML file `own` adds to it or replaces in it.
 
     Raises:
         InputError: the file cannot be read, or a device lacks a field or has an unknown one.
@@ -57,13 +57,15 @@ def read_devices(own: Path | None) -> dict[str, Device]:
 
 
 def find_device(devices: dict[str, Device], name: str) -> tuple[str, Device]:
-    """Name and device of that name, or the only one whose name begins so.
+    """Return the full name and the device of this name, or of the only name that begins with it.
+
+    The case of letters does not matter.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such device, or there are several.
     """
-    matches = [known for known in devices if known == name.lower()] or [
-        known for known in devices if known.startswith(name.lower())
+    matches = [known for known in devices if known.lower() == name.lower()] or [
+        known for known in devices if known.lower().startswith(name.lower())
     ]
     if len(matches) != 1:
         raise NotFoundError(f"there is no device {name!r}; there are: {', '.join(devices)}; --devices FILE adds others")

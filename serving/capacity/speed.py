@@ -1,4 +1,4 @@
-"""How fast a device reads and computes: measured where `bench/results` has it, else a share of its data sheet."""
+"""The speed of a device in reading and computing: measured if `bench/results` has it, else from its data sheet."""
 
 import json
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from sharp.serving.api.errors import InputError
 from sharp.serving.capacity.devices import Device
 
-# Shares of the data sheet's numbers that a good runtime reaches; ours, and not measured on any of these devices.
+# Assumed shares of the data sheet's numbers that a good runtime reaches, not measured on any of these devices.
 BANDWIDTH_SHARE = 0.6
 COMPUTE_SHARE = 0.4
 FILES = "generation*.json"
@@ -18,7 +18,7 @@ ROWS = {None: "sharp float32", "int8": "sharp int8", "int4": "sharp int4", "int4
 
 @dataclass(frozen=True)
 class Speed:
-    """Bytes and operations a second, and where the numbers are from."""
+    """Bytes and operations a second, and the origin of these numbers."""
 
     bytes_per_second: float
     operations_per_second: float
@@ -27,7 +27,10 @@ class Speed:
 
 
 def speed_of(name: str, device: Device, dtype: str, quantization: str | None, results: Path | None) -> Speed:
-    """The speed of `device` for a model that computes in `dtype`, with weights of that quantization.
+    """Return the speed of `device` for a model that computes in `dtype`, with weights of that quantization.
+
+    If a file in the folder `results` was measured on the device's machine, the speed is from there. Otherwise it is
+    estimated from the data sheet, and `origin` says so with the device's `name`.
 
     Raises:
         InputError: the file of results cannot be used.
@@ -46,7 +49,11 @@ def speed_of(name: str, device: Device, dtype: str, quantization: str | None, re
 
 
 def _measured(file: Path, device: Device, quantization: str | None) -> Speed | None:
-    """What bench/generation.py found on this machine; None where it found nothing, also about float32."""
+    """Return the speed that bench/generation.py measured on this machine; None without rows of it and of float32.
+
+    Raises:
+        InputError: the file is not a result of bench/generation.py.
+    """
     try:
         results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         same_machine = results["machine"] == device.machine

@@ -14,7 +14,7 @@ MODULES = {"AsyncClient": "asynchronous", "Client": "synchronous", "ClientTls": 
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, as the help of commands needs none of them.
+    # The import is lazy, because the help of commands needs none of these classes.
     if name in MODULES:
         return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,6 @@
-"""`AsyncClient`: a Sharp server from asyncio."""
+"""`AsyncClient`: a client of a Sharp server for asyncio."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
@@ -7,6 +8,7 @@ from typing import Any, Self
 import grpc
 
 from sharp.serving.api.completion import Completion, CompletionBuilder
+from sharp.serving.api.errors import SharpError
 from sharp.serving.api.events import Delta, Event, Finished
 from sharp.serving.api.request import GenerateRequest, Prompt
 from sharp.serving.api.sampling_params import SamplingParams
@@ -17,7 +19,7 @@ from sharp.v1 import control_pb2, inference_pb2
 
 
 class AsyncClient(Connection):
-    """A connection to the server at `address`, host:port, of one event loop; see `Client`, which has the same methods.
+    """A connection of one event loop to the server at `address`, host:port, with the methods of `Client`.
 
     Example:
         >>> async with AsyncClient("localhost:50051") as client:
@@ -43,13 +45,26 @@ class AsyncClient(Connection):
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Delta | Finished]:
-        """See `Client.stream`; a loop that is left early ends the request when the generator is closed."""
+        """Yield the completions of a prompt as they come: `Delta`s, and one `Finished` for each completion.
+
+        `options` are fields of `GenerateRequest`: model, request_id, attention, priority, cache_salt. Other fields are
+        not sent. Closing the generator early ends the request.
+
+        Raises:
+            InputError: the request cannot be written as a message, or the server refuses a value.
+            SharpError: the server does not respond, or the server's own error.
+        """
         async for event in self._events(GenerateRequest(prompt, params or SamplingParams(), **options)):
             if isinstance(event, Delta | Finished):
                 yield event
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """See `Client.generate`."""
+        """Return the whole completion of a prompt; `options` are fields of `GenerateRequest`, as in `stream`.
+
+        Raises:
+            InputError: the request cannot be written as a message, or the server refuses a value.
+            SharpError: the server does not respond, or the server's own error.
+        """
         request = GenerateRequest(prompt, params or SamplingParams(), **options)
         builder = CompletionBuilder(request.params)
         async for event in self._events(request):
@@ -57,30 +72,52 @@ class AsyncClient(Connection):
         return builder.build()
 
     async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:
-        """See `Client.tokenize`."""
+        """Return the token ids that the server would use for a text. An empty `model` means the served model.
+
+        Raises:
+            SharpError: the server does not respond, or the server's own error.
+        """
         request = inference_pb2.TokenizeRequest(model=model, text=text)
         return tuple((await self._call(self._inference.Tokenize, request)).token_ids)
 
     async def abort(self, request_id: str) -> None:
-        """See `Client.abort`."""
+        """End a running request of any client.
+
+        Raises:
+            NotFoundError: the request does not run.
+            SharpError: the server does not respond, or the server's own error.
+        """
         await self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
 
     async def model_info(self, model: str = "") -> control_pb2.GetModelInfoResponse:
-        """See `Client.model_info`."""
+        """Return the description of a model. An empty `model` means the served model.
+
+        Raises:
+            NotFoundError: the server has no model of this name.
+            SharpError: the server does not respond, or the server's own error.
+        """
         found: control_pb2.GetModelInfoResponse = await self._call(
             self._control.GetModelInfo, control_pb2.GetModelInfoRequest(model=model)
         )
         return found
 
     async def server_info(self) -> control_pb2.GetServerInfoResponse:
-        """See `Client.server_info`."""
+        """Return the configuration of the server.
+
+        Raises:
+            SharpError: the server does not respond, or the server's own error.
+        """
         found: control_pb2.GetServerInfoResponse = await self._call(
             self._control.GetServerInfo, control_pb2.GetServerInfoRequest()
         )
         return found
 
     async def load(self) -> control_pb2.GetLoadResponse:
-        """See `Client.load`."""
+        """Return how busy the server is now.
+
+        Raises:
+            SharpError: the server does not respond, or the server's own error.
+        """
         found: control_pb2.GetLoadResponse = await self._call(self._control.GetLoad, control_pb2.GetLoadRequest())
         return found
 
@@ -89,16 +126,24 @@ class AsyncClient(Connection):
         responded, request_id = False, request.request_id
         try:
             async for response in call:
-                responded = True
+                responded, self._unreached = True, None
                 request_id = response.prompt_info.request_id or request_id
                 yield event_of(response, request_id)
         except grpc.RpcError as error:
-            raise error_of(error, self.address, responded=responded) from error
+            raise await self._error_of(error, responded=responded) from error
         finally:
             call.cancel()
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, timeout=self._timeout, metadata=self._metadata)
+            response = await method(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
+            raise await self._error_of(error) from error
+        self._unreached = None
+        return response
+
+    async def _error_of(self, error: grpc.RpcError, *, responded: bool = False) -> SharpError:
+        if self._unreached is None:
+            return error_of(error, self.address, responded=responded)
+        # A thread connects once more to find the reason, because that may take seconds.
+        return await asyncio.to_thread(error_of, error, self.address, self._unreached, responded=responded)

@@ -1,4 +1,4 @@
-"""Requests to messages of `sharp.v1`, and messages to events."""
+"""Conversion of requests to messages of `sharp.v1`, and of messages to events."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +32,10 @@ STATISTICS = ("entropy_nats", "normalized_entropy", "support_ratio", "inverse_te
 
 
 def request_message(request: GenerateRequest) -> inference_pb2.GenerateRequest:
-    """The message of a request.
+    """Return the message of a request.
+
+    The message has no field for `attention_per_token`, `special_tokens` and the truncation of the prompt, so these are
+    left out.
 
     Raises:
         InputError: the prompt is several prompts, or something does not fit into a message, such as a text that is not
@@ -83,7 +86,7 @@ def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> A
 
 
 def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event:
-    """The event of a message of the stream."""
+    """Return the event of a message of the stream."""
     if response.HasField("prompt_info"):
         info = response.prompt_info
         return PromptComputed(request_id, info.cached_tokens, logprobs=_logprobs(info.prompt_logprobs) or None)

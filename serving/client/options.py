@@ -1,5 +1,6 @@
 """The options of commands that talk to a server."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -7,20 +8,24 @@ from typing import Any
 
 import click
 
-CONNECTION = {"Connection": ("--tls", "--tls-ca", "--tls-cert", "--tls-key", "--token")}  # their group in the help
+CONNECTION = {"Connection": ("--tls", "--tls-ca", "--tls-cert", "--tls-key", "--token")}  # a group in the help
 TOKEN_VARIABLE = "SHARP_TOKEN"  # noqa: S105 - a name
 _PATH = click.Path(path_type=Path)
 _OPTIONS = (
     click.option("--tls", is_flag=True, help="Use TLS; --tls-ca and --tls-cert imply it."),
     click.option("--tls-ca", type=_PATH, help="PEM certificates to trust.  [default: the system's]"),
     click.option("--tls-cert", type=_PATH, help="PEM certificate to show to a server that asks for one."),
-    click.option("--tls-key", type=_PATH, help="PEM key of that certificate."),
-    click.option("--token", envvar=TOKEN_VARIABLE, help=f"Bearer token; better in the variable {TOKEN_VARIABLE}."),
+    click.option("--tls-key", type=_PATH, help="PEM key of --tls-cert."),
+    click.option(
+        "--token",
+        envvar=TOKEN_VARIABLE,
+        help=f"Bearer token. The variable {TOKEN_VARIABLE} is safer, because other users can see flags.",
+    ),
 )
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of TLS and token; it gets them as `connection`, arguments of a client."""
+    """Give a command the options of TLS and token; it gets them as `connection`, the arguments of a client."""
 
     @wraps(command)
     def connected(
@@ -32,6 +37,8 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         token: str | None,
         **options: Any,
     ) -> None:
+        # gRPC writes a line for every failed handshake, and the command says why it failed in one sentence.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from sharp.serving.client.channel import ClientTls
 
         secured = ClientTls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None

@@ -1,4 +1,4 @@
-"""`Client`: a Sharp server from ordinary code."""
+"""`Client`: a client of a Sharp server for code without asyncio."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -43,12 +43,14 @@ class Client(Connection):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Delta | Finished]:
-        """The completions of a prompt as they come: `Delta`s, and one `Finished` for each.
+        """Yield the completions of a prompt as they come: `Delta`s, and one `Finished` for each completion.
 
-        `options` are fields of `GenerateRequest`: model, request_id, attention, priority, cache_salt. Leaving the loop
-        ends the request.
+        `options` are fields of `GenerateRequest`: model, request_id, attention, priority, cache_salt. Other fields are
+        not sent. Leaving the loop ends the request. The reason of a `Finished` is CANCELLED if the server ended or the
+        request was aborted.
 
         Raises:
+            InputError: the request cannot be written as a message, or the server refuses a value.
             SharpError: the server does not respond, or the server's own error.
         """
         for event in self._events(GenerateRequest(prompt, params or SamplingParams(), **options)):
@@ -56,9 +58,10 @@ class Client(Connection):
                 yield event
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole completion of a prompt, as `sharp.LLM` gives it; see `stream`.
+        """Return the whole completion of a prompt, as `sharp.LLM` does; the arguments are those of `stream`.
 
         Raises:
+            InputError: the request cannot be written as a message, or the server refuses a value.
             SharpError: the server does not respond, or the server's own error.
         """
         request = GenerateRequest(prompt, params or SamplingParams(), **options)
@@ -68,7 +71,7 @@ class Client(Connection):
         return builder.build()
 
     def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:
-        """The token ids that the server would use for a text.
+        """Return the token ids that the server would use for a text. An empty `model` means the served model.
 
         Raises:
             SharpError: the server does not respond, or the server's own error.
@@ -77,30 +80,43 @@ class Client(Connection):
         return tuple(self._call(self._inference.Tokenize, request).token_ids)
 
     def abort(self, request_id: str) -> None:
-        """End a running request, of whichever client.
+        """End a running request of any client.
 
         Raises:
-            NotFoundError: it does not run.
+            NotFoundError: the request does not run.
             SharpError: the server does not respond, or the server's own error.
         """
         self._call(self._control.Abort, control_pb2.AbortRequest(request_id=request_id))
 
     def model_info(self, model: str = "") -> control_pb2.GetModelInfoResponse:
-        """What the model is; raises as `tokenize` does."""
+        """Return the description of a model. An empty `model` means the served model.
+
+        Raises:
+            NotFoundError: the server has no model of this name.
+            SharpError: the server does not respond, or the server's own error.
+        """
         found: control_pb2.GetModelInfoResponse = self._call(
             self._control.GetModelInfo, control_pb2.GetModelInfoRequest(model=model)
         )
         return found
 
     def server_info(self) -> control_pb2.GetServerInfoResponse:
-        """How the server is set up; raises as `tokenize` does."""
+        """Return the configuration of the server.
+
+        Raises:
+            SharpError: the server does not respond, or the server's own error.
+        """
         found: control_pb2.GetServerInfoResponse = self._call(
             self._control.GetServerInfo, control_pb2.GetServerInfoRequest()
         )
         return found
 
     def load(self) -> control_pb2.GetLoadResponse:
-        """How busy the server is now; raises as `tokenize` does."""
+        """Return how busy the server is now.
+
+        Raises:
+            SharpError: the server does not respond, or the server's own error.
+        """
         found: control_pb2.GetLoadResponse = self._call(self._control.GetLoad, control_pb2.GetLoadRequest())
         return found
 
@@ -109,16 +125,18 @@ class Client(Connection):
         responded, request_id = False, request.request_id
         try:
             for response in call:
-                responded = True
+                responded, self._unreached = True, None
                 request_id = response.prompt_info.request_id or request_id
                 yield event_of(response, request_id)
         except grpc.RpcError as error:
-            raise error_of(error, self.address, responded=responded) from error
+            raise error_of(error, self.address, self._unreached, responded=responded) from error
         finally:
             call.cancel()
 
     def _call(self, method: Any, request: Any) -> Any:
         try:
-            return method(request, timeout=self._timeout, metadata=self._metadata)
+            response = method(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
+            raise error_of(error, self.address, self._unreached) from error
+        self._unreached = None
+        return response

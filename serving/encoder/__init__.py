@@ -1,1 +1,1 @@
-"""Encoders: texts become embeddings or scores, in batches that several requests share."""
+"""Serving of encoders, which turn texts into embeddings or scores in batches shared by several requests."""

@@ -1,4 +1,4 @@
-"""An encoder's model folder, loaded and ready for requests."""
+"""`EncoderFolder`: an encoder's model folder, loaded and ready for requests."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,77 +7,88 @@ from typing import Literal, cast
 
 import numpy as np
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Embedding, Manifest, Pooling
+from sharp.core.errors import InputError
+from sharp.core.manifest import Embedding, Manifest, Pooling
 from sharp.serving.api.encoding import EncodeRequest, Text, TextTokens
-from sharp.serving.api.errors import ContextLengthError, DeviceLostError, FieldError
-from sharp.serving.api.request import GenerateRequest, new_request_id
-from sharp.serving.backends.encoder import EncoderBackend, EncoderBatch
+from sharp.serving.api.errors import ContextLengthError, FieldError
+from sharp.serving.api.request import new_request_id
+from sharp.serving.backends.rows import RowBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.encoder.engine import EncoderEngine
 from sharp.serving.encoder_config import EncoderConfig
-from sharp.serving.engine.guide import GuideCompiler
+from sharp.serving.engine.first_output import check_first_row
 from sharp.serving.engine.loading import longest_context, read_checked
-from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.text.tokenizer import check_characters, check_token_ids, load_tokenizer
+from sharp.serving.engine.served_model import Abilities
+from sharp.serving.text.tokenizer import TOKEN_BYTES, Tokenizer, check_characters, check_token_ids, load_tokenizer
 
-MOST_REQUEST_TOKENS = 300_000  # of all inputs together, as OpenAI's
-# Of all texts together, the query of a rerank again with each document: a body of 400 kB was tokenized for minutes.
+MOST_REQUEST_TOKENS = 300_000  # limit for all inputs together, the same as OpenAI's
+# Limit for all texts together, where the query of a rerank counts once for each document. Without it, tokenizing a body
+# of 400 kB took minutes.
 MOST_REQUEST_CHARACTERS = 2**24
-GROUP_CHARACTERS = 2**18  # tokenized at once: texts take 100 times their size meanwhile
+# number of characters tokenized at once, because tokenizing takes 100 times the text's size in memory
+GROUP_CHARACTERS = 2**18
 WARM_UP_TOKENS = 4
 ROUTES = "/v1/embeddings, /v1/rerank and /v1/score"
 
 
 @dataclass(frozen=True)
-class EncoderFolder(ModelFolder):
-    """What requests need to know of an encoder. It generates nothing. Safe to share between threads.
+class EncoderFolder:
+    """A loaded encoder as requests see it. Thread-safe.
 
-    `embedding` is how it makes embeddings, by the folder and the settings; None of one with a classification head.
+    `longest` is the length of the longest text, in tokens. `embedding` describes how embeddings are computed, from the
+    folder and the settings; None for an encoder with a classification head.
     """
 
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+    longest: int
     embedding: Embedding | None
 
     @property
     def context_limit(self) -> int:
-        """The longest text, in tokens."""
+        """The length of the longest text, in tokens."""
         return self.longest
 
     @property
     def request_limit(self) -> int:
-        """The most tokens of one request."""
+        """The maximum number of tokens of one request."""
         return max(MOST_REQUEST_TOKENS, self.longest)
 
-    def prepare(self, request: GenerateRequest) -> GenerateRequest:  # noqa: ARG002 - of the interface
-        """Refuse to generate.
+    @property
+    def token_bytes(self) -> int:
+        """The maximum number of bytes per token in a request's message."""
+        return TOKEN_BYTES
 
-        Raises:
-            InputError: always.
-        """
-        raise InputError(f"{self.manifest.name} is an encoder and generates no text; over HTTP it has {ROUTES}")
+    @property
+    def abilities(self) -> Abilities:
+        """The ability to encode texts."""
+        instead = f"{self.manifest.name} is an encoder and generates no text; it has {ROUTES}"
+        return Abilities(encoder=self, instead=instead)
 
     def probe(self) -> EncodeRequest:
-        """A request that is nobody's, of one token."""
+        """Return a request of one token that belongs to no client, for health checks."""
         return EncodeRequest(request_id=new_request_id(), tokens=(TextTokens((0,)),))
 
     def prepare_encoding(self, request: EncodeRequest) -> EncodeRequest:
-        """The checked request, ready for the engine. Long texts take a while: use another thread.
+        """Return the checked request, ready for the engine. This may take long, so do not call it in the event loop.
 
         Raises:
-            FieldError: an input has no token, too many, or one that the model has not; the message names the field.
+            FieldError: an input has no tokens, too many tokens (`ContextLengthError`), or a token that the model does
+                not have, the texts are too long together, the tokenizer fails at a text, or `truncate` is out of range;
+                the message names the field.
         """
         field, kept = request.field, self._kept(request.truncate)
         found: list[TextTokens] = []
         total = 0
-        characters = sum(len(one) if isinstance(one, str) else sum(map(len, one)) for one in request.texts)
+        characters = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in request.texts)
         if characters > MOST_REQUEST_CHARACTERS:
             message = f"{field} has {characters} characters, with all texts of all pairs"
             raise FieldError(field, f"{message}; the limit is {MOST_REQUEST_CHARACTERS}, send several requests")
         try:
-            for one in self._tokens(request, kept):
-                total += len(one.token_ids)
-                self._check(field, one.token_ids, total)
-                found.append(one)
+            for tokens in self._tokens(request, kept):
+                total += len(tokens.token_ids)
+                self._check(field, tokens.token_ids, total)
+                found.append(tokens)
         except FieldError as error:
             if error.field != "prompt":
                 raise
@@ -85,7 +96,14 @@ class EncoderFolder(ModelFolder):
         return replace(request, tokens=tuple(found))
 
     def _check(self, field: str, token_ids: Sequence[int], total: int) -> None:
-        """Check an input, with which the request has so many tokens in `total`."""
+        """Check the token ids of one input; `field` is the name of the inputs for messages.
+
+        `total` is the number of tokens of the request up to and including this input.
+
+        Raises:
+            ContextLengthError: the input has more tokens than the model reads.
+            FieldError: the input has no tokens or an id outside the vocabulary, or the request has too many tokens.
+        """
         count = len(token_ids)
         if not count:
             raise FieldError(field, f"{field} has an input of 0 tokens; each must have at least 1")
@@ -93,11 +111,14 @@ class EncoderFolder(ModelFolder):
             message = f"{field} has an input of {count} tokens; the limit is {self.longest}"
             raise ContextLengthError(field, message, self.longest, count, 0)
         if total > self.request_limit:
-            raise FieldError(field, f"{field} has more than {self.request_limit} tokens in all, the limit")
+            raise FieldError(
+                field,
+                f"{field} has more than {self.request_limit} tokens in all, the limit; send fewer inputs at a time",
+            )
         check_token_ids(field, token_ids, self.manifest)
 
     def _kept(self, truncate: int | None) -> int | None:
-        """The tokens to which longer inputs are cut; None where none is."""
+        """Return the number of tokens to which longer inputs are cut, or None if they are refused."""
         if truncate is None or 1 <= truncate <= self.longest:
             return truncate
         if truncate != -1:
@@ -106,7 +127,7 @@ class EncoderFolder(ModelFolder):
         return self.longest
 
     def _tokens(self, request: EncodeRequest, kept: int | None) -> Iterator[TextTokens]:
-        """The tokens of the inputs, one after the other; texts are tokenized in groups."""
+        """Yield the tokens of each input, cut to `kept` tokens if given. Texts are tokenized in groups."""
         for token_ids in request.token_ids:
             cut = len(token_ids) - (kept or len(token_ids))
             yield TextTokens(token_ids if cut <= 0 else token_ids[cut:] if request.truncate_left else token_ids[:kept])
@@ -134,12 +155,13 @@ class EncoderFolder(ModelFolder):
 
 def load_encoder_folder(
     path: Path, backend: BackendConfig, engine: EngineConfig, encoder: EncoderConfig
-) -> tuple[EncoderFolder, EncoderBackend, EncoderEngine]:
-    """Load the encoder of a folder and make its engine.
+) -> tuple[EncoderFolder, RowBackend, EncoderEngine]:
+    """Load the encoder of a folder and create its engine.
 
     Raises:
         NotFoundError: there is no model folder at `path`.
         InputError: the folder cannot be used, a file is damaged, or the model failed its verification or does not run.
+        DeviceLostError: the GPU is lost.
     """
     manifest = read_checked(path, backend)
     if manifest.cache.form != "none" or (manifest.embedding or manifest.classification) is None:
@@ -149,16 +171,17 @@ def load_encoder_folder(
         )
     longest = longest_context(manifest, engine)
     tokenizer = load_tokenizer(path, manifest)
-    loaded = EncoderBackend.load(path, manifest, backend)
+    output = "logits" if manifest.embedding is None else "hidden_states"
+    loaded = RowBackend.load(path, manifest, ("input_ids", "attention_mask"), output, backend)
     check_first_text(loaded, manifest)
     embedding = chosen_embedding(manifest.embedding, encoder)
-    folder = EncoderFolder(manifest, tokenizer, 0, GuideCompiler(manifest, None), longest, {}, embedding)
+    folder = EncoderFolder(manifest, tokenizer, longest, embedding)
     pooling: Pooling = "mean" if embedding is None else embedding.pooling
     return folder, loaded, EncoderEngine(loaded, manifest, pooling, engine)
 
 
 def chosen_embedding(embedding: Embedding | None, config: EncoderConfig) -> Embedding | None:
-    """The folder's, as the settings change it."""
+    """Return the folder's embedding, with pooling and normalization as the settings choose; None for None."""
     if embedding is None:
         return None
     if config.pooling != "auto":
@@ -168,33 +191,19 @@ def chosen_embedding(embedding: Embedding | None, config: EncoderConfig) -> Embe
     return embedding
 
 
-def check_first_text(backend: EncoderBackend, manifest: Manifest) -> None:
-    """Compute a short text before anybody is served.
+def check_first_text(backend: RowBackend, manifest: Manifest) -> None:
+    """Compute a short text before any request is served.
 
     Raises:
-        InputError: it fails, or what it gives is not finite or of another shape than `sharp.json` says.
-        DeviceLostError: the GPU is lost, which says nothing of the model.
+        InputError: the computation fails, or its result is not finite or has another shape than `sharp.json` says.
+        DeviceLostError: the GPU is lost, which is not the model's fault.
     """
     count = min(WARM_UP_TOKENS, manifest.max_context)
     tokens = (np.arange(count) % manifest.vocab_size)[None]
-    try:
-        values = backend.run(EncoderBatch(tokens, np.ones_like(tokens), np.zeros_like(tokens), True)).values
-    except DeviceLostError:
-        raise
-    except Exception as error:  # runtimes have no common exception
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{manifest.name} does not run: {reason}; export the model again") from error
+    tokens[0, 0] = manifest.vocab_size - 1  # the last token of the vocabulary must have an embedding, too
+    inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
     if manifest.embedding is not None:
         expected: tuple[int, ...] = (1, count, manifest.embedding.size)
     else:
         expected = (1, len(manifest.classification.labels) if manifest.classification else 0)
-    if values.shape != expected:
-        raise InputError(
-            f"{manifest.name} gives {list(values.shape)} numbers for a text of {count} tokens, and sharp.json "
-            f"describes {list(expected)}; export the model again"
-        )
-    if not np.isfinite(values).all():
-        raise InputError(
-            f"{manifest.name} gives numbers that are not finite for its first text, so its weights are damaged or "
-            "overflow; copy or export the model again, with --dtype float32 if it was float16"
-        )
+    check_first_row(backend, manifest, inputs, expected, f"a text of {count} tokens")

@@ -1,1 +1,1 @@
-"""The engine: what a step is, which requests take part in it and which tokens come out."""
+"""The engine: the scheduler, the steps, the sampling of tokens, and the threads that run them."""

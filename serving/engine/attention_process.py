@@ -1,25 +1,25 @@
-"""`AttentionProcess`: the weights of single tokens, computed beside the engine in a process of their own."""
+"""`AttentionProcess`: computes the attention weights of single tokens beside the engine, in its own process."""
 
 import json
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharp.plugins.manifest import MANIFEST_FILE, Manifest
+from sharp.core.manifest import MANIFEST_FILE, Manifest
 from sharp.serving.api.errors import EngineError, TimeLimitError, UnavailableError
 from sharp.serving.backends.attention_rows import most_tokens as most_tokens
 from sharp.serving.worker_process import RETRY_SECONDS, WorkerLostError, WorkerProcess
 
-SECONDS = 120.0  # for one row, the start and the sequence included
-IDLE_SECONDS = 60.0  # after which the process ends, and its memory is free
+SECONDS = 120.0  # for one row, including the start of the process and the computation of the sequence
+IDLE_SECONDS = 60.0  # the process ends, and frees its memory, after being idle for this long
 PROGRAM = Path(__file__).with_name("attention_worker.py")
 
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """What one query gives the keys that it sees, from position `first` on.
+    """The weights that one query gives to the keys that it sees, from position `first` on.
 
-    `entropy` is that of the weights in nats, `sink_mass` the share of an attention sink.
+    `entropy` is the entropy of the weights in nats, `sink_mass` the share of an attention sink.
     """
 
     first: int
@@ -29,24 +29,31 @@ class TokenWeights:
 
 
 class AttentionProcess:
-    """Reads rows of a model folder, one after the other. `row` and `close` may be called by any thread."""
+    """A process that computes rows of attention weights, one at a time. Any thread may call `row` and `close`."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
-        """The process starts with the first row. `folder` must not change from here on."""
+    def __init__(self, folder: Path, threads: int, *, copy: bool = True, verify: bool = True) -> None:
+        """Prepare to read `folder`, which must not change from now on. The process starts with the first row.
+
+        The process copies the weights into memory if the server does (`copy`), and then compares the copies with their
+        checksums (`verify`). If the server maps the weights, it watches their files.
+        """
         manifest = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
-        self._settings = json.dumps({"folder": str(folder.resolve()), "manifest": manifest, "threads": threads})
+        settings = {"folder": str(folder.resolve()), "manifest": manifest, "threads": threads}
+        self._settings = json.dumps({**settings, "copy": copy, "verify": verify})
         self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._idle: threading.Timer | None = None
 
     def row(self, tokens: list[int], layer: int, head: int, position: int) -> TokenWeights:
-        """The weights that a head gives as the token at `position` is read.
+        """Return the weights with which a head, at token `position`, attends to the tokens up to there.
+
+        Layers, query heads and positions are counted from 0. The caller has checked that they exist.
 
         Raises:
-            EngineError: the model cannot compute them.
-            TimeLimitError: they take longer than `SECONDS`.
-            UnavailableError: the process was killed, say for want of memory, or the server ends.
+            EngineError: the model cannot compute the weights.
+            TimeLimitError: the computation takes longer than `SECONDS`.
+            UnavailableError: the process was killed, perhaps for lack of memory, or the server ends.
         """
         message = json.dumps({"tokens": tokens, "layer": layer, "head": head, "position": position}).encode()
         with self._lock:
@@ -69,7 +76,7 @@ class AttentionProcess:
         return TokenWeights(**reply["row"])
 
     def _running(self) -> tuple[WorkerProcess, bytes]:
-        """The process, and what must be sent before the next message."""
+        """Return the process, started if necessary, and the bytes to send before the next message."""
         if self._closed:
             raise _killed()
         if self._process is not None and self._process.runs:
@@ -86,13 +93,13 @@ class AttentionProcess:
 
     def _end_idle(self) -> None:
         with self._lock:
-            if threading.current_thread() is self._idle:  # else there was a row meanwhile
+            if threading.current_thread() is self._idle:  # otherwise another row came meanwhile
                 self._end()
 
     def close(self) -> None:
-        """End the process; who waits for a row gets an error."""
+        """End the process. Callers that wait for a row get an error."""
         self._closed = True
-        while not self._lock.acquire(timeout=0.05):  # whose holder may only now start the process
+        while not self._lock.acquire(timeout=0.05):  # the holder of the lock may still be starting the process
             process = self._process
             if process is not None:
                 process.kill()
@@ -105,7 +112,7 @@ class AttentionProcess:
 
 
 def why_not(manifest: Manifest, device: str, *, kernels: bool) -> str | None:
-    """Why rows of a served model cannot be computed, as a sentence; None where they can."""
+    """Return the reason, as a sentence, why rows of a served model cannot be computed, or None if they can."""
     what = "The attention on single tokens is computed on the CPU by Sharp's kernels"
     if manifest.kind != "decoder":
         return f"{what}, of a decoder."

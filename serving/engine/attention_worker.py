@@ -1,8 +1,9 @@
-"""Computes attention rows of a model folder: the program of `sharp.serving.engine.attention_process`.
+"""Computes attention rows of a model folder, as the program of `sharp.serving.engine.attention_process`.
 
-The first line on stdin names the folder; every other one is a row, and its reply a line on stdout. The server's threads
-come first. Memory is limited, and where the system has none left, it ends this process first; in a container whose
-processes are ended together the limit is what protects the server.
+The first line on stdin names the folder. Every other line requests a row, and the reply is a line on stdout. The
+process has low priority, because the server's threads come first. Its memory is limited, and the kernel ends it first
+when the system runs out of memory. In a container whose processes are killed together, only the limit protects the
+server.
 """
 
 import json
@@ -16,18 +17,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sharp.plugins.manifest import MANIFEST_FILE, Manifest
+from sharp.core.manifest import MANIFEST_FILE, Manifest
 from sharp.serving.api.errors import SharpError
 from sharp.serving.backends.attention_rows import MOST_BYTES, AttentionReader, copied_bytes
+from sharp.serving.backends.weights import COPIES, model_files
 
 NICENESS = 10
-ALONE_SECONDS = 150  # more than the server waits for a row: then it is not there any more
-BASE_BYTES = 2**31  # of memory beside queries, caches and copies of weights
+ALONE_SECONDS = 150  # more than the server waits for a row, so the server is gone by then
+BASE_BYTES = 2**31  # memory for everything but queries, caches and copies of weights
 
 
 def main() -> None:
-    """Reply until stdin ends, which it does with the server."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # both reach the whole group; the server ends this process
+    """Reply to requests until stdin ends, which happens when the server ends."""
+    # SIGINT and SIGTERM reach the whole process group, but the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     with suppress(OSError):
@@ -41,7 +44,7 @@ def main() -> None:
                 reader = _open(**settings)
             reply = _reply(reader, json.loads(line))
         except SharpError as error:
-            reply = {"error": str(error)}
+            reply = {"error": str(error).replace(settings["folder"], "the model")}
         except Exception as error:  # ONNX Runtime has no common exception
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
             reply = {"error": f"the model cannot compute it: {reason.replace(settings['folder'], 'the model')}"}
@@ -50,14 +53,17 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _open(folder: str, manifest: str, threads: int) -> AttentionReader:
-    if (Path(folder) / MANIFEST_FILE).read_text(encoding="utf-8") != manifest:
+def _open(folder: str, manifest: str, threads: int, copy: bool, verify: bool) -> AttentionReader:
+    path = Path(folder)
+    if (path / MANIFEST_FILE).read_text(encoding="utf-8") != manifest:
         raise SharpError("the model's folder has changed since the server loaded it; start the server again")
     read = Manifest.model_validate_json(manifest)
-    most = MOST_BYTES + BASE_BYTES + copied_bytes(Path(folder), read)
+    most = MOST_BYTES + BASE_BYTES + copied_bytes(path, read)
+    if copy:
+        most += COPIES * sum((path / name).stat().st_size for name in model_files(path, read))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    return AttentionReader(Path(folder), read, threads)
+    return AttentionReader(path, read, threads, copy=copy, verify=verify)
 
 
 def _reply(reader: AttentionReader, requested: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`BlockManager`: which blocks of the key-value cache belong to which sequence, and what is in the others.
+"""`BlockManager`: assigns blocks of the key-value cache to sequences and finds cached blocks again.
 
 The prefix cache finds a block by a chain of hashes over all tokens from the start of a sequence: `BlockHashes`.
 """
@@ -11,15 +11,17 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
 
 
 class BlockManager:
-    """Hands out blocks of `block_size` tokens, shares computed ones and takes them back.
+    """The owner of the cache's blocks of `block_size` tokens, which sequences get, share and give back.
 
-    A full block whose tokens are computed is known by the hash of all tokens up to its end, and any sequence that
-    starts with these tokens can hold it too: nobody writes into it again. A block that nobody holds is free; until it
-    is handed out anew, least recently used first, its content can still be found.
+    A sequence is named by its number, which the caller chooses (`Sequence.number`).
+
+    The prefix cache knows a full, computed block by the hash of all tokens up to its end. Any sequence that starts with
+    these tokens can share the block, because no sequence writes into it again. A block without a holder is free. Its
+    content can still be found until the block is handed out again, least recently used first.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
@@ -33,24 +35,24 @@ class BlockManager:
 
     @property
     def free(self) -> int:
-        """How many blocks nobody holds."""
+        """The number of blocks that no sequence holds."""
         return len(self._free)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that sequences hold."""
+        """The share of blocks that sequences hold, from 0 to 1."""
         return 1 - self.free / self.blocks
 
     def table(self, number: int) -> NDArray[np.int32]:
-        """The blocks of a sequence in the order of its tokens, int32 [blocks]."""
+        """Return the blocks of a sequence in the order of its tokens, int32 [blocks]; empty if it has none."""
         return self._tables.get(number, _NO_BLOCKS)
 
     def missing(self, number: int, tokens: int) -> int:
-        """How many more blocks a sequence needs to hold `tokens` tokens."""
+        """Return the number of additional blocks that a sequence needs to hold `tokens` tokens."""
         return max(0, -(-tokens // self.block_size) - len(self.table(number)))
 
     def grow(self, number: int, tokens: int) -> None:
-        """Give a sequence the blocks for `tokens` tokens; there must be enough (`missing` <= `free`)."""
+        """Give a sequence the blocks for `tokens` tokens. There must be enough free blocks (`missing` <= `free`)."""
         missing = self.missing(number, tokens)
         if missing:
             added = [self._hand_out() for _ in range(missing)]
@@ -63,7 +65,7 @@ class BlockManager:
         return block
 
     def cached(self, hashes: Rows[bytes]) -> list[int]:
-        """The blocks that hold the longest known start of a chain of hashes."""
+        """Return the blocks that hold the longest cached prefix of a chain of hashes."""
         blocks = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -73,20 +75,20 @@ class BlockManager:
         return blocks
 
     def free_without(self, blocks: Rows[int]) -> int:
-        """How many blocks are free once a sequence holds `blocks` too."""
+        """Return the number of blocks that remain free when a sequence holds `blocks`, too."""
         return self.free - sum(self._references[block] == 0 for block in blocks)
 
     def share(self, number: int, blocks: Rows[int]) -> None:
-        """Start the table of a sequence with blocks that `cached` found."""
+        """Start the table of a sequence, which must hold no blocks yet, with the blocks that `cached` found."""
         for block in blocks:
             self._references[block] += 1
             self._free.pop(block, None)
         self._tables[number] = np.array(blocks, np.int32)
 
     def register(self, number: int, start: int, hashes: Rows[bytes]) -> None:
-        """Add blocks of a sequence, full and computed, to the prefix cache: those from `start` on, by `hashes`."""
+        """Add full, computed blocks of a sequence, from index `start` on, to the prefix cache under `hashes`."""
         for block, block_hash in zip(self.table(number)[start : start + len(hashes)].tolist(), hashes, strict=True):
-            # Two sequences may compute the same tokens at the same time; one of the blocks is enough.
+            # Two sequences may compute the same tokens at the same time; the cache keeps the first of the two blocks.
             if block_hash not in self._block_of:
                 self._block_of[block_hash] = block
                 self._hash_of[block] = block_hash
@@ -102,8 +104,9 @@ class BlockManager:
             del self._block_of[block_hash]
 
     def release(self, number: int) -> None:
-        """Take back the blocks of a sequence; one that holds none is fine."""
-        # Its last block first: the start of a sequence is what others are most likely to share.
+        """Take back the blocks of a sequence. A sequence without blocks is ignored."""
+        # The last block is freed, and so reused, first, because other sequences most likely share the start of this
+        # sequence.
         for block in reversed(self._tables.pop(number, _NO_BLOCKS).tolist()):
             self._references[block] -= 1
             if not self._references[block]:
@@ -111,7 +114,7 @@ class BlockManager:
                 self._free.move_to_end(block, last=block in self._hash_of)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless tables, reference counts, free blocks and hashes agree."""
+        """Raise RuntimeError unless tables, reference counts, free blocks and hashes are consistent."""
         tables = np.concatenate([_NO_BLOCKS, *self._tables.values()])
         held = np.bincount(tables, minlength=self.blocks)
         if held.tolist() != self._references:
@@ -130,17 +133,19 @@ class BlockManager:
 _NO_BLOCKS = np.empty(0, np.int32)
 
 
-def first_hash(manifest: Manifest, salt: str) -> bytes:
-    """What the chains of a model begin with. Different models, norms or salts never share a block.
+def first_hash(manifest: Manifest, salt: str, isolation: str = "") -> bytes:
+    """Return the hash that begins each chain of a model.
 
-    SHA-256, so that nobody can make a prompt that is taken for someone else's.
+    Different models, norms, salts or values of `isolation` never share a block.
+
+    The hash is SHA-256, so that no client can construct a prompt that is mistaken for another client's.
     """
-    identity = [manifest.name, manifest.source.sha256, manifest.norm.model_dump(mode="json"), salt]
+    identity = [manifest.name, manifest.source.sha256, manifest.norm.model_dump(mode="json"), salt, isolation]
     return hashlib.sha256(json.dumps(identity).encode()).digest()
 
 
 class BlockHashes:
-    """The hashes of a sequence's full blocks; each is over the one before it and its own tokens."""
+    """The hashes of a sequence's full blocks. Each hash covers the hash before it and the tokens of its own block."""
 
     def __init__(self, start: bytes, block_size: int) -> None:
         self._start = start
@@ -148,7 +153,7 @@ class BlockHashes:
         self._hashes: list[bytes] = []
 
     def up_to(self, token_ids: list[int], tokens: int) -> list[bytes]:
-        """The hashes of the full blocks among the first `tokens` of `token_ids`, which only ever grows."""
+        """Return the hashes of the full blocks in the first `tokens` of `token_ids`, which may only be appended to."""
         size = self._block_size
         blocks, known = tokens // size, len(self._hashes)
         if blocks > known:

@@ -1,4 +1,4 @@
-"""`Engine`: runs requests together, one step at a time."""
+"""`Engine`: runs requests together in batches, one step at a time."""
 
 import logging
 import time
@@ -7,19 +7,19 @@ from functools import partial
 
 import numpy as np
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
 from sharp.serving.api.attention import AttentionRows
 from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, QueueFullError
 from sharp.serving.api.events import Accepted, Event
 from sharp.serving.api.request import GenerateRequest
-from sharp.serving.backends import Backend
+from sharp.serving.backends import DecoderBackend
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.block_manager import BlockHashes, BlockManager, first_hash
 from sharp.serving.engine.queue_limit import QueueLimit
 from sharp.serving.engine.report import EngineReport, Tally, Timed
 from sharp.serving.engine.runner import StepRunner, asynchronous
 from sharp.serving.engine.running_requests import RunningRequests
-from sharp.serving.engine.scheduler import Plan, Scheduler
+from sharp.serving.engine.scheduler import Scheduler, StepPlan
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.engine.speculation import speculative_tokens
 from sharp.serving.engine.step import Step, StepResult
@@ -28,24 +28,34 @@ from sharp.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# As many as take hardly longer than one, as the weights are read anyway; of a GPU it was not measured.
+# On a CPU, a chunk of 64 tokens takes hardly longer than a single token, because every step reads all weights anyway.
+# The number for GPUs is not measured.
 PREFILL_CHUNK_TOKENS = {"cpu": 64, "cuda": 512}
 
 
 class Engine:
-    """Turns requests into tokens. Not safe for threads: one owns it and nobody else touches it.
+    """The engine, which turns requests into tokens. Not thread-safe: only the thread that owns it may use it.
 
-    A step is a transaction: plan and reserve -> run -> sample -> commit. Until commit no sequence has a new token and
-    no block a hash, so a failure before it loses only the requests of that step and leaves the rest as it was.
+    A step is a transaction: plan and reserve -> run -> sample -> commit. Before the commit no sequence has a new token
+    and no block a hash, so a failure before the commit loses only the requests of that step and changes no others.
 
-    With asynchronous scheduling the next step is planned while one runs, and runs while that one is committed. What it
-    computes of a sequence that has ended meanwhile is thrown away.
+    With asynchronous scheduling the engine plans the next step while the current step runs, and commits the current
+    step while the next step runs. Results for a sequence that has ended meanwhile are discarded.
     """
 
     def __init__(
-        self, backend: Backend, manifest: Manifest, tokenizer: Tokenizer | None, blocks: int, config: EngineConfig
+        self,
+        backend: DecoderBackend,
+        manifest: Manifest,
+        tokenizer: Tokenizer | None,
+        blocks: int,
+        config: EngineConfig,
     ) -> None:
-        """Serve the model of `backend` with a cache of `blocks` blocks."""
+        """Serve the model of `backend` with a cache of `blocks` blocks, which are allocated here.
+
+        Raises:
+            InputError: the device does not run the model.
+        """
         self._runner = StepRunner(backend, ahead=asynchronous(config, backend))
         self._runner.call(partial(backend.allocate_cache, blocks))
         self.speculative_tokens = speculative_tokens(config, backend, manifest)
@@ -60,60 +70,67 @@ class Engine:
         )
         self._queue_limit = QueueLimit(config.max_waiting_requests, config.max_waiting_tokens)
         self._backend = backend
-        self.interrupted = False  # the last call of `step` returned before its step was there
+        self.interrupted = False  # the last call of `step` returned before its result was ready
         self._manifest = manifest
         self._windows = np.array(manifest.windows, np.int64) if manifest.windows else None
         self._tokenizer = tokenizer
-        self._eos_token_ids = tuple(token for token in manifest.tokenizer.eos_token_ids if token < manifest.vocab_size)
+        self._eos_token_ids = manifest.tokenizer.eos_token_ids
         self._config = config
         self._requests = RunningRequests(self.scheduler, self.blocks, manifest.vocab_size)
+        self._pushed_out: list[Event] = []  # last events of requests that gave way in the queue to another client
         self._numbered = 0
         self._steps = 0
 
     @property
     def failed_steps(self) -> int:
-        """How many steps failed, or had finite logits for no request, one after the other."""
+        """The number of consecutive steps that failed, or in which no request had finite logits."""
         return self._requests.failed_steps
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
-        return bool(self._requests)
+        """Whether a call of `step` would do something."""
+        return bool(self._requests or self._pushed_out)
 
     def add(self, request: GenerateRequest) -> Accepted:
-        """Queue a request.
+        """Queue a request that `ModelFolder.prepare` has prepared.
 
         Raises:
-            AlreadyExistsError: a request of that id is still there.
-            QueueFullError: too much waits already.
+            AlreadyExistsError: a request with the same id is unfinished.
+            QueueFullError: too many sequences or prompt tokens are waiting, and no other client has more of them.
         """
         with self._runner.lock:
             accepted = self._add(request)
-            if len(self.scheduler.running) < self._config.max_sequences:  # it may run already in the next step
+            if len(self.scheduler.running) < self._config.max_sequences:  # the new request may join the next step
                 self._runner.withdraw()
         return accepted
 
     def _add(self, request: GenerateRequest) -> Accepted:
         if request.request_id in self._requests:
             raise AlreadyExistsError(f"request_id {request.request_id!r} belongs to a request that is still running")
-        # Each sequence has its own copy of the prompt.
-        waiting = [
-            (1 if one.times.started or one.index else one.request.params.n, len(one.token_ids))
-            for one in self.scheduler.waiting
-        ]
-        try:
-            self._queue_limit.check(
-                request.params.n,
-                request.params.n * len(request.prompt_ids),
-                sum(n for n, _ in waiting),
-                sum(n * tokens for n, tokens in waiting),
-            )
-        except QueueFullError:
-            self._requests.tally.refused += 1
-            raise
-        # Without a prefix cache only the sequences of one request share blocks: no other has its number.
+        client = request.client if self._config.fair_shares else ""
+        while True:
+            # The first sequence of a request with `n` completions stands for all `n` until it starts, and each of them
+            # has its own copy of the prompt.
+            waiting = [
+                (1 if sequence.times.started or sequence.index else sequence.request.params.n, len(sequence.token_ids))
+                for sequence in self.scheduler.waiting
+            ]
+            try:
+                self._queue_limit.check(
+                    request.params.n,
+                    request.params.n * len(request.prompt_ids),
+                    sum(n for n, _ in waiting),
+                    sum(n * tokens for n, tokens in waiting),
+                )
+                break
+            except QueueFullError as error:
+                self._requests.tally.refused += 1
+                if not self._push_out(client, request.params.n, error):
+                    raise
+        # Without a prefix cache, only sequences of the same request may share blocks: the salt contains the request's
+        # number, which no other request has.
         salt = request.cache_salt if self._config.prefix_cache else f"request {self._numbered}"
-        start = first_hash(self._manifest, salt)
+        start = first_hash(self._manifest, salt, request.isolation)
         sequences = [
             Sequence(
                 request,
@@ -121,6 +138,8 @@ class Engine:
                 index,
                 BlockHashes(start, self.blocks.block_size),
                 StopCondition(request.params, self._tokenizer, self._eos_token_ids, request.prompt_ids[-1]),
+                client,
+                request.priority if self._config.priorities else 0,
             )
             for index in range(request.params.n)
         ]
@@ -128,34 +147,48 @@ class Engine:
         self._requests.add(request.request_id, sequences)
         return Accepted(request.request_id, len(request.prompt_ids))
 
+    def _push_out(self, client: str, sequences: int, error: QueueFullError) -> bool:
+        """Refuse the last waiting request of the client with most waiting sequences.
+
+        Return False, and refuse none, unless `client` would have fewer waiting sequences with `sequences` more. The
+        refused request gets `error` as its last event.
+        """
+        longest = self.scheduler.waiting.longest()
+        new = [sequence for sequence in longest if sequence.times.started is None and not sequence.index]
+        if not new or len(longest) <= self.scheduler.waiting.waiting_of(client) + sequences:
+            return False
+        self._pushed_out.append(self._requests.refuse(new[-1].request_id, error))
+        return True
+
     def abort(self, request_id: str) -> list[Event]:
-        """End a request and free its blocks; no event means that there is no such request."""
+        """End a request, free its blocks and return its last events. The list is empty if there is no such request."""
         with self._runner.lock:
             events = self._requests.cancel(request_id)
             if events:
-                self._runner.withdraw()  # the step that is planned may be about it
+                self._runner.withdraw()  # the planned step may contain the request
             return events
 
     def interrupt(self) -> None:
-        """Let a call of `step` that waits for the backend return. Any thread may call this."""
+        """Make a call of `step` that waits for the backend return early. Any thread may call this."""
         self._runner.interrupt()
 
     def close(self) -> None:
-        """Wait until the backend computes nothing; a step that it computes is thrown away."""
+        """Wait until the backend is idle, and discard the step that it was computing."""
         with self._runner.lock:
             self._runner.close()
 
     def step(self) -> list[Event]:
-        """Compute one step; return what happened to the requests in it. A failure is an event too.
+        """Compute one step and return the events of its requests. A failure is an event, too.
 
-        With asynchronous scheduling the backend is at the next step when this returns.
+        With asynchronous scheduling, the backend already computes the next step when this method returns.
 
         Raises:
-            DeviceLostError: no step can be computed any more.
+            DeviceLostError: the GPU is lost, so no further step can be computed.
         """
         with self._runner.lock:
             self.interrupted = False
-            events = self._requests.end_overdue(time.perf_counter())
+            events, self._pushed_out = self._pushed_out, []
+            events += self._requests.end_overdue(time.perf_counter())
             if events:
                 self._runner.withdraw()
             if self._runner.current is None:
@@ -168,12 +201,13 @@ class Engine:
             return events if taken is None else events + self._take(taken)
 
     def _start(self) -> list[Event]:
-        """Start a step, unless there is nothing to do or it fails here; return what happened to its requests then."""
+        """Start a step if there is work. Return the events of its requests if starting it failed."""
         try:
             plan = self._plan()
         except Exception as error:
-            # Who is to blame is not known. Where nobody runs it is the first that waits: it would be tried for ever.
-            return self._requests.fail_all(self.scheduler.running or self.scheduler.waiting[:1], error)
+            # The error does not say which request caused it, so all running requests fail. If none is running, the
+            # first in the queue fails; otherwise it would be retried forever.
+            return self._requests.fail_all(self.scheduler.running or self.scheduler.waiting.first(1), error)
         if not plan.chunks:
             return []
         try:
@@ -183,37 +217,42 @@ class Engine:
         return []
 
     def _plan_ahead(self) -> None:
-        """Plan the step that follows the one that runs, if its tokens need not be known for that."""
+        """Plan the step that follows the running one, unless the plan depends on the tokens of the running step."""
         if not self._runner.may_follow:
             return
         try:
             plan = self._plan()
             if plan.chunks:
                 self._runner.follow(self._pack(plan))
-        except Exception:  # it is planned again once the step that runs is committed, and fails there
+        # The same plan is made again after the running step is committed, and reports its error then.
+        except Exception:
             logger.debug("a step could not be planned ahead", exc_info=True)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> StepPlan:
         plan, now = self.scheduler.schedule(), time.perf_counter()
         self._requests.tally.preemptions += len(plan.preempted)
         for sequence in plan.admitted:
             self._admit(sequence, now)
         return plan
 
-    def _pack(self, plan: Plan) -> Step:
+    def _pack(self, plan: StepPlan) -> Step:
         interval, number = self._config.attention_interval, self._steps + len(self._runner.steps)
         collected = interval > 0 and number % interval == 0
         return Step(plan.chunks, self.blocks, before=self._runner.current, collect_stats=collected)
 
     def _take(self, step: Step) -> list[Event]:
-        """Commit a step that the backend is done with."""
+        """Commit a step that the backend has finished, and return the events of its requests.
+
+        If the step failed, its requests fail. DeviceLostError is raised.
+        """
         self._steps += 1
         try:
             result = step.result()
             rows = self._attention_rows(step, result)
-        except DeviceLostError:  # who goes on would fail every request and look ready for more
+        # An engine that went on would fail every request and still look ready.
+        except DeviceLostError:
             raise
-        except Exception as error:  # whatever a runtime raises must not end the engine
+        except Exception as error:  # no exception of a runtime may end the engine
             return self._requests.fail_all([chunk.sequence for chunk in step.chunks], error)
         events = self._requests.commit(step, result, rows)
         self._requests.tally.step_seconds.append(step.sampled_at - step.began)
@@ -234,7 +273,7 @@ class Engine:
         return None if stats is None else AttentionRows(stats, step.batch.positions, self._windows)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless blocks, queues, requests and the steps under way agree."""
+        """Raise RuntimeError unless blocks, queues, requests and unfinished steps are consistent."""
         with self._runner.lock:
             self._check_integrity()
 
@@ -243,13 +282,15 @@ class Engine:
         launched: Counter[Sequence] = Counter()
         for step in self._runner.steps:
             launched.update({chunk.sequence: chunk.tokens for chunk in step.chunks})
-        if wrong := [one.request_id for one in self._requests.sequences if one.launched != launched[one]]:
+        if wrong := [
+            sequence.request_id for sequence in self._requests.sequences if sequence.launched != launched[sequence]
+        ]:
             raise RuntimeError(f"requests {wrong[:16]} count other tokens under way than the steps do")
         if not self.has_work and (self.blocks.usage or self.scheduler.running or self.scheduler.waiting):
             raise RuntimeError(f"the engine is idle and {self.blocks.usage:.0%} of the blocks are held")
 
     def report(self) -> EngineReport:
-        """What happened since the last report."""
+        """Return what happened since the last report, and reset the tally."""
         tally, self._requests.tally = self._requests.tally, Tally()
         waiting = len(self.scheduler.waiting) + self._requests.held
         return tally.report(len(self.scheduler.running), waiting, self.blocks.usage)

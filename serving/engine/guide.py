@@ -1,6 +1,7 @@
-"""`Guide`: which tokens may come next where the text must match a schema, an expression or a grammar."""
+"""`Guide`: the tokens that may come next in a text that must match a schema, a regular expression or a grammar."""
 
 import json
+import logging
 import threading
 import time
 import weakref
@@ -13,51 +14,57 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.errors import is_panic
+from sharp.core.manifest import Manifest
 from sharp.serving.api.errors import FieldError, QueueFullError
 from sharp.serving.api.guided import Guided
+from sharp.serving.api.json_formats import with_real_dates
 from sharp.serving.engine.guide_trial import GuideTrial
 from sharp.serving.engine.guide_worker import make_matcher, make_vocabulary
 from sharp.serving.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 LONGEST_ERROR = 300
-NO_TEXT = {"NoExtensionBias": "no text matches it"}  # names of the library's that say nothing to a user
-LAYOUT = "x-guidance"  # the library's own key of a schema
+NO_TEXT = {"NoExtensionBias": "no text matches it"}  # error names of llguidance that tell a user nothing
+LAYOUT = "x-guidance"  # llguidance's own key in a schema
 COMPILED_GUIDES = 64
 COMPILED_BYTES = 256 * 2**20
-GUIDE_BYTES = 2**30  # of all guides of running and waiting requests
-# Of a processor, for the masks of all sequences of a request: a mask takes well under a millisecond where a grammar is
-# not ambiguous.
+GUIDE_BYTES = 2**30  # limit for the guides of all running and waiting requests
+# The limit of CPU time for the masks of all sequences of a request. A mask takes well under a millisecond unless the
+# grammar is ambiguous.
 MASK_SECONDS, SECONDS_PER_TOKEN = 0.25, 0.005
-# Of one step, which everybody waits for, all its guides together: beyond that, requests fail whose last masks took more
-# than 0.25 ms each. Usual schemas and grammars take some hundredths of a millisecond, however many there are.
+# The limit of CPU time for all guides in one step, because all requests wait for the step. Beyond it, requests fail
+# whose recent masks took more than 0.25 ms each. Masks of usual schemas and grammars take some hundredths of a
+# millisecond, for any number of them.
 STEP_SECONDS, DEAR_SECONDS = 0.05, 0.00025
 LAST_MASKS = 8
 
 
 @dataclass
 class StepTime:
-    """What the guides of a model have cost in the present step, in seconds of a processor."""
+    """The CPU time, in seconds, that a model's guides have taken in the current step."""
 
     seconds: float = 0.0
 
 
 @dataclass
 class MaskTime:
-    """What a guide has cost, shared by the sequences of a request.
+    """The CPU time, in seconds, that a guide has taken, shared by the sequences of a request.
 
     Attributes:
-        error: one sentence, once it is too much; else empty.
+        error: the reason, in one sentence, once a limit is exceeded; else empty.
     """
 
     step: StepTime
     seconds: float = 0.0
     tokens: int = 0
-    last: float = 0.0  # a running mean: what was cheap before does not pay for what is expensive now
+    # A running mean, because earlier cheap masks must not make up for expensive recent ones.
+    last: float = 0.0
     error: str = ""
 
     def within_limits(self) -> bool:
-        """Whether it may take more; if not, it never may again."""
+        """Whether the guide may take more time. Once False, it stays False."""
         if not self.error:
             if self.seconds > MASK_SECONDS + SECONDS_PER_TOKEN * self.tokens:
                 self._refuse(self.seconds / max(1, self.tokens), f"{SECONDS_PER_TOKEN * 1000:g} ms")
@@ -71,7 +78,7 @@ class MaskTime:
 
     @contextmanager
     def spend(self) -> Iterator[None]:
-        """Count what the block takes."""
+        """Count the CPU time of the `with` block."""
         began = time.thread_time()
         try:
             yield
@@ -83,33 +90,36 @@ class MaskTime:
 
 
 class Guide:
-    """Follows one sequence; only the engine's thread uses it."""
+    """The position of one sequence in its grammar, by which it allows or forbids next tokens.
+
+    Only the engine's thread uses it. Sequences of one request have copies that share the time limit.
+    """
 
     def __init__(self, matcher: LLMatcher, time_taken: MaskTime, size: int) -> None:
-        """`size` is what it takes of GUIDE_BYTES."""
+        """Wrap an llguidance matcher that takes `size` bytes of memory; `time_taken` adds up its request's CPU time."""
         self._matcher = matcher
         self._time = time_taken
         self.size = size
 
     def copy(self) -> Self:
-        """Another one at the same position, for another sequence of the request."""
+        """Return a guide at the same position, for another sequence of the request."""
         return type(self)(self._matcher.deep_copy(), self._time, self.size)
 
     def for_request(self) -> Self:
-        """Another one at the same position, for another request."""
+        """Return a guide at the same position, for another request."""
         return type(self)(self._matcher.deep_copy(), MaskTime(self._time.step), self.size)
 
     def begin_step(self) -> None:
-        """What guides of this model take counts for another step from now on."""
+        """Start counting the time of this model's guides for a new step."""
         self._time.step.seconds = 0.0
 
     @property
     def error(self) -> str:
-        """One sentence, if the grammar became too costly to follow; else empty."""
+        """The reason, in one sentence, if the grammar failed or became too costly; else empty."""
         return _sentence(self._matcher.get_error()) or self._time.error
 
     def allowed(self, vocab_size: int, after: Sequence[int] = ()) -> NDArray[np.bool_]:
-        """The tokens that may come next, or `after` some more, bool [vocab_size]; none after an error."""
+        """Return the tokens that may come next, after the tokens `after`, as bool [vocab_size]; none after an error."""
         bits = np.zeros(-(-vocab_size // 32), np.int32)
         matcher = self._matcher
         if after:
@@ -126,9 +136,9 @@ class Guide:
         return np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
     def accepts(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other, as far as that is cheap to tell."""
+        """Return how many of `tokens` may come next, one after the other, stopping early if the check is expensive."""
         before, accepted = self._time.seconds, 0
-        for most in (1, len(tokens)):  # the first tells what the others may cost
+        for most in (1, len(tokens)):  # the cost of the first token predicts the cost of the others
             if accepted == most or not self._time.within_limits():
                 break
             with self._time.spend():
@@ -138,53 +148,66 @@ class Guide:
         return accepted
 
     def accept(self, token_id: int) -> bool:
-        """Go on past an allowed token; return whether the text is complete: nothing more may come."""
+        """Advance past an allowed token. Return whether the text is complete, so that nothing more may come."""
         self._go_on(self._matcher, token_id)
         self._time.tokens += 1
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _go_on(self, matcher: LLMatcher, token_id: int) -> None:
-        if self._time.within_limits():  # if not, no mask allows anything after it
+        if self._time.within_limits():  # beyond the limits no mask allows any token
             with self._time.spend():
                 matcher.consume_token(token_id)
 
 
 class GuideCompiler:
-    """Makes guides for a model. Safe to share between threads; the engine's thread must not wait for it."""
+    """The compiler of a model's guides. Thread-safe, but the engine's thread must not wait for it."""
 
     def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, *, compact: bool = True) -> None:
-        """JSON is `compact`, without blanks, unless its schema says otherwise."""
+        """Compile guides for the model of `manifest`. If `compact`, JSON has no blanks unless a schema allows them."""
         self._manifest = manifest
         self._compact = compact
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        # Tokens with a visible text that the library does not treat as text: added ones that are written like tags.
+        # Added tokens that are written like tags. They have a visible text, but llguidance does not treat them as text.
         self._tags: dict[str, int] = {}
         self._trial: GuideTrial | None = None
+        self._failure = ""  # reason why there are no guides, as a sentence
         self._step = StepTime()
-        # Most servers see the same few schemas again and again; the oldest goes first. What cannot be compiled is kept
-        # too, as its error, and each with its bytes.
+        # Most servers see the same few schemas again and again. The oldest entry is removed first. Each entry has the
+        # guide and its size in bytes; a text that cannot be compiled is kept, too, as its error.
         self._compiled: dict[Guided, tuple[Guide | str, int]] = {}
         self._live_bytes = 0
 
     def load(self) -> None:
-        """Make the vocabulary now, where guides are possible: it takes a second, in which no other thread runs."""
+        """Load the vocabulary now, if guides are possible. This blocks all other Python threads for a second.
+
+        If llguidance cannot use the tokenizer, this logs a warning, and requests with a guide are refused.
+        """
         with suppress(FieldError):
             self._loaded()
 
+    @property
+    def available(self) -> bool:
+        """Whether requests may have guides."""
+        manifest = self._manifest
+        return self._tokenizer is not None and bool(manifest.tokenizer.eos_token_ids) and not self._failure
+
     def end(self) -> None:
-        """Compile nothing more, and end what is being tried."""
+        """Stop the running trial, and compile nothing more."""
         if self._trial is not None:
             self._trial.end()
 
     def compile(self, guided: Guided) -> Guide:
-        """The guide of a request.
+        """Return the guide of a request.
 
         Raises:
             FieldError: the schema, expression or grammar is not valid or takes too much to compile, or the model has no
-                tokenizer.
-            QueueFullError: too many wait to be compiled, or those of running requests take too much memory.
+                tokenizer or no end-of-sequence token.
+            QueueFullError: too many grammars wait to be compiled, the machine is too busy, or guides of running
+                requests take too much memory.
+            EngineError: the process that compiles grammars does not start.
+            UnavailableError: that process was killed, or `end` was called.
         """
         with self._lock:
             known = self._compiled.get(guided)
@@ -207,7 +230,8 @@ class GuideCompiler:
         return guide
 
     def _release(self, size: int) -> None:
-        self._live_bytes -= size  # without the lock: the collector may call this in a thread that holds it
+        # No lock is taken, because the garbage collector may call this in a thread that already holds the lock.
+        self._live_bytes -= size
 
     def _shrink(self) -> None:
         total = sum(size for _, size in self._compiled.values())
@@ -216,49 +240,76 @@ class GuideCompiler:
             total -= size
 
     def _compile(self, guided: Guided) -> tuple[Guide | str, int]:
-        """The guide or its error in a sentence, and the guide's bytes."""
+        """Return the guide, or its error in a sentence, and the guide's size in bytes."""
         vocabulary, trial = self._loaded()
         text = "\n".join([guided.text, *mark_rules(guided.marks, self._tags)])
-        if self._compact and guided.kind == "json":
-            text = compact_schema(text)
+        if guided.kind == "json":
+            text = prepared_schema(text, compact=self._compact)
         outcome = trial.run(guided.kind, text)
         if outcome.error:
             return _sentence(outcome.error), 0
         return Guide(make_matcher(vocabulary, guided.kind, text), MaskTime(self._step), outcome.size), outcome.size
 
     def _loaded(self) -> tuple[LLTokenizer, GuideTrial]:
-        """The vocabulary and where grammars are tried: made at first use at the latest; takes a second."""
+        """Return the vocabulary and the trial process, creating them at first use, which takes a second.
+
+        Raises:
+            FieldError: the model has no tokenizer or no end-of-sequence token, or llguidance cannot use the tokenizer.
+        """
         manifest, tokenizer = self._manifest, self._tokenizer
-        ends = [token for token in manifest.tokenizer.eos_token_ids if token < manifest.vocab_size]  # as in the engine
+        ends = [*manifest.tokenizer.eos_token_ids]
         if tokenizer is None or not ends:
-            raise FieldError("guided", f"guided needs text that can end, and {manifest.name} has no tokenizer for that")
+            raise FieldError(
+                "guided",
+                f"guided needs text that can end, and {manifest.name} has no tokenizer for that; leave guided out",
+            )
         with self._lock:
             if self._vocabulary is None or self._trial is None:
-                file = tokenizer.to_json()
-                vocabulary = make_vocabulary(file, manifest.vocab_size, ends)
-                for token in json.loads(file).get("added_tokens") or ():
-                    token_id = token["id"]
-                    if not token["special"] and token_id not in ends and vocabulary.is_special_token(token_id):
-                        self._tags[token["content"]] = token_id
-                self._vocabulary, self._trial = vocabulary, GuideTrial(file, manifest.vocab_size, ends)
+                if not self._failure:
+                    self._make(tokenizer.to_json(manifest.vocab_size), ends)
+                if self._failure or self._vocabulary is None or self._trial is None:
+                    raise FieldError("guided", f"guided is off: {self._failure}")
             return self._vocabulary, self._trial
 
+    def _make(self, file: str, ends: list[int]) -> None:
+        """Create the vocabulary from the text of a `tokenizer.json`, or record why it cannot be created."""
+        size = self._manifest.vocab_size
+        try:
+            vocabulary = make_vocabulary(file, size, ends)
+        except BaseException as error:  # a panic of llguidance is not an Exception
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
+            reason = _sentence(str(error)) or type(error).__name__
+            self._failure = f"llguidance cannot use the tokenizer of {self._manifest.name} ({reason})"
+            logger.warning("guided generation is off: %s", self._failure)
+            return
+        for token in json.loads(file).get("added_tokens") or ():
+            token_id = token["id"]
+            if not token["special"] and token_id not in ends and vocabulary.is_special_token(token_id):
+                self._tags[token["content"]] = token_id
+        self._vocabulary, self._trial = vocabulary, GuideTrial(file, size, ends)
 
-def compact_schema(text: str) -> str:
-    """A JSON schema that asks for no blanks, unless it says otherwise; what is no schema as it is."""
+
+def prepared_schema(text: str, *, compact: bool) -> str:
+    """Return a JSON schema with the dates of the calendar, which forbids blanks if `compact` unless it says otherwise.
+
+    Return a text that is not JSON unchanged.
+    """
     try:
-        schema = json.loads(text)
+        schema = with_real_dates(json.loads(text))
     except (ValueError, RecursionError):
-        return text  # the library says what is wrong
+        return text  # llguidance reports what is wrong
     schema = {} if schema is True else schema
-    return json.dumps({LAYOUT: {"whitespace_flexible": False}, **schema}) if isinstance(schema, dict) else text
+    layout = {LAYOUT: {"whitespace_flexible": False}} if compact else {}
+    return json.dumps({**layout, **schema}) if isinstance(schema, dict) else text
 
 
 def mark_rules(marks: Sequence[str], tags: Mapping[str, int]) -> list[str]:
-    """The rules of `Guided.marks`, for a vocabulary with these `tags`.
+    """Return the grammar rules of `Guided.marks` for a vocabulary with these `tags`.
 
-    A tag is no text to the library, so a text may have tags between its parts. A model can also spell a mark that it
-    has a token for; `lazy` ends the text there, too, as it matches as soon as it can.
+    llguidance does not treat a tag as text, so the rules allow tags between the parts of a text. A model can also spell
+    out a mark that it has a token for. The `lazy` rule ends the text there, too, because it matches as early as
+    possible.
     """
     rules = [r"MARK_TEXT: /(.|\n)+/"] if marks else []
     for number, mark in enumerate(marks):
@@ -276,7 +327,7 @@ def mark_rules(marks: Sequence[str], tags: Mapping[str, int]) -> list[str]:
 
 
 def _sentence(error: str) -> str:
-    """An error of the library in one line: what it begins with, and the detail where it marks one."""
+    """Return an error of llguidance in one line: its first line, and the details that it marks with "error:"."""
     lines = error.strip().splitlines() or [""]
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return " ".join([NO_TEXT.get(lines[0], lines[0]), *details])[:LONGEST_ERROR]

@@ -1,7 +1,7 @@
-"""`GuideTrial`: a grammar is compiled in another process first, where its time and memory are limited.
+"""`GuideTrial`: compiles a grammar in another process first, where time and memory are limited.
 
 Compiling a schema, an expression or a grammar cannot be interrupted, and a text of 1 kB can take minutes and gigabytes.
-What passes the trial is compiled again in the server, at a cost that is then known to be small.
+A grammar that passes the trial is compiled again in the server, at a cost that is then known to be small.
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 from sharp.serving.api.errors import EngineError, QueueFullError, UnavailableError
 from sharp.serving.worker_process import RETRY_SECONDS, WorkerLostError, WorkerProcess
 
-SECONDS = 1.0  # of a processor; common schemas take some hundredths
-WALL_SECONDS = 5.0  # on a machine that is busy
+SECONDS = 1.0  # CPU time; common schemas take some hundredths of a second
+WALL_SECONDS = 5.0  # elapsed time, on a busy machine
 MEMORY_BYTES = 128 * 2**20
 MOST_WAITING = 16  # trials run one after the other
 START_SECONDS = 60.0
@@ -22,14 +22,19 @@ PROGRAM = Path(__file__).with_name("guide_worker.py")
 
 @dataclass(frozen=True)
 class Outcome:
-    """`error` is empty if the grammar compiles within the limits; `size` is the memory that it then takes, in bytes."""
+    """The outcome of a trial.
+
+    Attributes:
+        error: the reason why the grammar does not compile within the limits; empty if it does.
+        size: the memory, in bytes, that the compiled grammar takes.
+    """
 
     error: str
     size: int
 
 
 class GuideTrial:
-    """The process, started at the first trial and again after it was lost. Safe to share between threads."""
+    """The trial process, started at the first trial and restarted after it is lost. Thread-safe."""
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: list[int]) -> None:
         self._vocabulary = {"tokenizer": tokenizer, "vocab_size": vocab_size, "ends": ends}
@@ -39,12 +44,15 @@ class GuideTrial:
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
 
     def run(self, kind: str, text: str) -> Outcome:
-        """Compile a grammar under the limits; waits for the trials before it.
+        """Compile a grammar under the limits, after waiting for earlier trials.
+
+        `kind` says what `text` is: "json" (a schema), "regex" or "grammar".
 
         Raises:
-            QueueFullError: `MOST_WAITING` others wait or run, or the machine is too busy.
-            EngineError: the process cannot be started.
-            UnavailableError: `end` was called, or the process was killed twice, say by the kernel for want of memory.
+            QueueFullError: `MOST_WAITING` other trials wait or run, or the machine is too busy.
+            EngineError: the process does not start.
+            UnavailableError: `end` was called, no process can be made, or the process was killed twice, perhaps by the
+                kernel for lack of memory.
         """
         if not self._waiting.acquire(blocking=False):
             message = f"{MOST_WAITING} schemas, expressions or grammars wait to be compiled already"
@@ -58,7 +66,9 @@ class GuideTrial:
     def _run(self, kind: str, text: str) -> Outcome:
         limits = {"seconds": SECONDS, "wall_seconds": WALL_SECONDS, "memory": MEMORY_BYTES}
         message = json.dumps({"kind": kind, "text": text, **limits}).encode()
-        for _ in range(2):  # the worker forks for a grammar: that it is killed itself is no fault of this one
+        # The trial is repeated once if the worker was killed: it forks for each grammar, so its death is not the
+        # grammar's fault.
+        for _ in range(2):
             if self._ended:
                 break
             try:
@@ -85,14 +95,14 @@ class GuideTrial:
         try:
             self._process.exchange(json.dumps(self._vocabulary).encode(), START_SECONDS)
         except (TimeoutError, WorkerLostError) as error:
-            if isinstance(error, WorkerLostError) and error.code < 0:  # killed
+            if isinstance(error, WorkerLostError) and error.code < 0:  # a signal killed the process
                 raise
             text = "the process that compiles schemas and grammars did not start; the log says why"
             raise EngineError(text) from error
         return self._process
 
     def end(self) -> None:
-        """End the process for good; who waits for a trial gets an error."""
+        """End the process for good. Callers that wait for a trial get an error."""
         self._ended = True
         process = self._process
         if process is not None:
@@ -101,7 +111,7 @@ class GuideTrial:
             self.close()
 
     def close(self) -> None:
-        """End the process, which does nothing now; a later trial starts another."""
+        """End the idle process. A later trial starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             process.close()

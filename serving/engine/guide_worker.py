@@ -1,8 +1,8 @@
-"""Compiles grammars under limits of time and memory: the program of `sharp.serving.engine.guide_trial`.
+"""Compiles grammars under limits of time and memory, as the program of `sharp.serving.engine.guide_trial`.
 
-Imports nothing of Sharp, so that it starts at once and is small. It holds the vocabulary and forks for every grammar: a
-fork that takes too much is killed by the kernel and leaves nothing behind. Messages are lines of JSON on stdin and
-stdout.
+The program imports nothing of Sharp, so that it starts at once and stays small. It holds the vocabulary and forks for
+every grammar. The kernel kills a fork that takes too much, and nothing of it is left. Messages are lines of JSON on
+stdin and stdout.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-END_WITH_PARENT = 1  # of prctl.h
-STATM = Path("/proc/self/statm")  # pages of virtual memory, and resident ones
-# Bound what compiling and the mask of a token may cost.
+END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl.h
+STATM = Path("/proc/self/statm")  # numbers of virtual and resident pages
+# These limits bound the cost of compiling a grammar and of the mask of a token.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -38,17 +38,17 @@ GRAMMARS: dict[str, Callable[[str], str]] = {
 
 
 def make_vocabulary(tokenizer: str, vocab_size: int, ends: list[int]) -> LLTokenizer:
-    """The vocabulary as the library wants it, of a `tokenizer.json` with `ends` as its end-of-sequence tokens."""
+    """Return llguidance's vocabulary of a `tokenizer.json`, with `ends` as its end-of-sequence tokens."""
     return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
 
 
 def make_matcher(vocabulary: LLTokenizer, kind: str, text: str) -> LLMatcher:
-    """Compile a grammar and its first mask, which can take much longer than later ones.
+    """Compile a grammar and compute its first mask, which can take much longer than later masks.
 
-    The matcher may hold an error.
+    The returned matcher may hold an error.
 
     Raises:
-        ValueError: the text is no JSON.
+        ValueError: the text is not JSON.
     """
     matcher = LLMatcher(vocabulary, GRAMMARS[kind](text), log_level=0, limits=LIMITS)
     if not matcher.is_error():
@@ -58,10 +58,11 @@ def make_matcher(vocabulary: LLTokenizer, kind: str, text: str) -> LLMatcher:
 
 
 def main() -> None:
-    """Serve trials until stdin ends, which it does with the server."""
+    """Serve trials until stdin ends, which happens when the server ends."""
     with contextlib.suppress(OSError):
-        os.nice(5)  # others' tokens come first, but a busy machine must not make every trial last to its limit
-    for number in (signal.SIGINT, signal.SIGTERM):  # both reach the whole group; the server ends this process
+        os.nice(5)  # token generation has priority, but a trial must still finish within its limit on a busy machine
+    # SIGINT and SIGTERM reach the whole process group, but the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     first = json.loads(sys.stdin.buffer.readline())
     vocabulary = make_vocabulary(first["tokenizer"], first["vocab_size"], first["ends"])
@@ -75,7 +76,7 @@ def main() -> None:
             _try(vocabulary, given, write)
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
-            found = pipe.read()  # until the trial ends
+            found = pipe.read()  # reads until the trial ends
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status) and found:
             _reply(json.loads(found))
@@ -93,17 +94,18 @@ def _reply(message: dict[str, Any]) -> None:
 
 
 def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn:
-    """Compile in this fork, and end it."""
+    """Compile a grammar in this fork, report the outcome through the pipe `write`, and exit."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)  # or the server would not see the end of a worker that is killed before its fork
-        os.dup2(null, 2)  # where memory ends, the library says so there and aborts
+        # A fork that kept stdout open would hide the end of its worker, if the worker is killed first, from the server.
+        os.dup2(null, 1)
+        os.dup2(null, 2)  # llguidance prints there before it aborts for lack of memory
         ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
         pages = int(STATM.read_text().split()[0])
         limit = pages * resource.getpagesize() + given["memory"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # What a parent ignores or blocks is ignored or blocked here, too, and then nothing would end this fork.
+        # A fork inherits the signals that its parent ignores or blocks. Without a reset, no signal would end this fork.
         for number in (signal.SIGPROF, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF, signal.SIGALRM))
@@ -116,7 +118,7 @@ def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn
             error = str(caught)
         found = {"error": error[:4096], "size": max(0, _resident() - before)}
         os.write(write, json.dumps(found).encode())
-    except BaseException:  # a fork must not go on as its parent
+    except BaseException:  # a fork must not continue with the code of its parent
         os._exit(1)
     os._exit(0)
 

@@ -1,17 +1,17 @@
-"""Loads a model folder, with its backend and its engine."""
+"""Loading of a model folder, with its backend and its engine."""
 
 import logging
 from pathlib import Path
 
-from sharp.plugins.checksums import verify_files
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, check_verified, read_manifest
-from sharp.plugins.temperature_range import short_of_context
-from sharp.serving.backends import Backend, Limits, load_backend
+from sharp.core.checksums import verify_files
+from sharp.core.errors import InputError
+from sharp.core.manifest import Manifest, check_model_version, check_verified, read_manifest
+from sharp.plugins.op.temperature_range import short_of_context
+from sharp.serving.backends import DecoderBackend, StepLimits, load_backend
 from sharp.serving.backends.cache_size import cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.engine import Engine
-from sharp.serving.engine.first_token import check_first_token
+from sharp.serving.engine.first_output import check_first_token
 from sharp.serving.engine.guide import GuideCompiler
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.text.tokenizer import load_tokenizer
@@ -19,13 +19,16 @@ from sharp.serving.text.tokenizer import load_tokenizer
 logger = logging.getLogger(__name__)
 
 
-def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) -> tuple[ModelFolder, Backend, Engine]:
-    """Load the model of a folder and make its engine.
+def load_model_folder(
+    path: Path, backend: BackendConfig, engine: EngineConfig
+) -> tuple[ModelFolder, DecoderBackend, Engine]:
+    """Load the model of a folder and create its engine.
 
     Raises:
         NotFoundError: there is no model folder at `path`.
         InputError: the folder cannot be used, a file is damaged, the model failed its verification or gives no token,
             or its cache does not fit the memory.
+        SharpError: software that the backend needs is missing, or (`DeviceLostError`) the GPU is lost.
     """
     manifest = read_checked(path, backend)
     if manifest.kind != "decoder":
@@ -41,7 +44,7 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
     loaded = load_backend(path, manifest, backend)
     most = longest_context(manifest, engine)
     context = min(most, engine.cache_tokens or most)
-    largest = Limits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
+    largest = StepLimits(engine.max_sequences, engine.max_batch_tokens, context, blocks=1)
     free, device, screened = loaded.free_memory(largest), loaded.device, loaded.screened
     blocks = cache_blocks(manifest, engine.cache_tokens, free, device, engine, screened=screened)
     longest = most
@@ -63,13 +66,15 @@ def load_model_folder(path: Path, backend: BackendConfig, engine: EngineConfig) 
 
 
 def read_checked(path: Path, backend: BackendConfig) -> Manifest:
-    """The manifest of a folder whose files are what was exported.
+    """Return the manifest of a folder, after checking its version, its verification, and that its files are unchanged.
 
     Raises:
         NotFoundError: there is no model folder at `path`.
-        InputError: the folder cannot be used, a file is damaged, or the model failed its verification.
+        InputError: the folder cannot be used, a file is damaged, the model failed its verification, or the settings
+            name another version.
     """
     manifest = read_manifest(path)
+    check_model_version(path, backend.model_version)
     check_verified(path, manifest, backend.allow_unverified)
     if backend.verify_files:
         verify_files(path, manifest)
@@ -77,21 +82,21 @@ def read_checked(path: Path, backend: BackendConfig) -> Manifest:
 
 
 def longest_context(manifest: Manifest, engine: EngineConfig) -> int:
-    """The longest sequence that the settings allow.
+    """Return the length of the longest sequence that the settings allow, in tokens.
 
     Raises:
-        InputError: they allow more than the model takes.
+        InputError: the settings allow more than the model takes.
     """
     if engine.max_context is not None and engine.max_context > manifest.max_context:
         raise InputError(f"max_context is {engine.max_context}; the model takes at most {manifest.max_context} tokens")
     return engine.max_context or manifest.max_context
 
 
-def _within_limits(limits: Limits, engine: EngineConfig, blocks: int, block_size: int) -> int:
-    """The blocks of the cache of a model that was compiled for limited sizes.
+def _within_limits(limits: StepLimits, engine: EngineConfig, blocks: int, block_size: int) -> int:
+    """Return the number of cache blocks for a model that was compiled for limited sizes.
 
     Raises:
-        InputError: the settings ask for more than it was compiled for.
+        InputError: the settings ask for more than the model was compiled for.
     """
     if engine.max_sequences > limits.sequences or engine.max_batch_tokens > limits.tokens:
         raise InputError(

@@ -1,11 +1,11 @@
-"""Log probabilities of tokens, from the model's own logits."""
+"""Log probabilities of tokens, from the logits of the model before logits processors."""
 
 from collections.abc import Sequence as Rows
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.sampling import NO_TOKEN, logprobs
+from sharp.plugins.cpu.sampling import NO_TOKEN, logprobs
 from sharp.serving.api.events import TokenLogprobs
 from sharp.serving.engine.scheduler import Chunk
 
@@ -13,7 +13,14 @@ from sharp.serving.engine.scheduler import Chunk
 def token_logprobs(
     logits: NDArray[np.float32], rows: Rows[int], token_ids: Rows[int], tops: Rows[int]
 ) -> list[TokenLogprobs]:
-    """For each of some rows of logits float32 [rows, vocab] those of its token and of its `top` most likely ones."""
+    """Return the logprobs of one token and of the `top` most likely tokens for each of `rows`.
+
+    Args:
+        logits: float32 [all rows, vocab].
+        rows: the rows of `logits` to read, at least one.
+        token_ids: the token of each row.
+        tops: the number of most likely tokens of each row.
+    """
     ids, values = logprobs(logits, rows, token_ids, min(max(tops), logits.shape[1]))
     return [
         TokenLogprobs(token_id, chosen, tuple(zip(best[:top], best_logprobs[:top], strict=True)))
@@ -24,7 +31,10 @@ def token_logprobs(
 def sampled_logprobs(
     chunks: Rows[Chunk], sampling: Rows[tuple[int, int]], logits: NDArray[np.float32], tokens: dict[int, list[int]]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Those of the new `tokens` of each chunk, by chunk, if requested; `sampling` has (chunk, rows of `logits`)."""
+    """Return the logprobs of the new `tokens` by chunk, if requested.
+
+    `sampling` has pairs (chunk, number of rows of `logits`).
+    """
     positions: list[int] = []
     chosen: list[int] = []
     tops: list[int] = []
@@ -41,15 +51,18 @@ def sampled_logprobs(
         start += rows
     found: dict[int, list[TokenLogprobs]] = {}
     if positions:
-        for row, one in zip(of, token_logprobs(logits, positions, chosen, tops), strict=True):
-            found.setdefault(row, []).append(one)
+        for row, token in zip(of, token_logprobs(logits, positions, chosen, tops), strict=True):
+            found.setdefault(row, []).append(token)
     return found
 
 
 def prompt_logprobs(
     chunks: Rows[Chunk], prompt: Rows[tuple[int, int]], logits: NDArray[np.float32]
 ) -> dict[int, list[TokenLogprobs]]:
-    """Those of the prompts' tokens, by chunk, if requested; `prompt` has (chunk, rows of `logits`)."""
+    """Return the logprobs of prompt tokens by chunk, if requested.
+
+    `prompt` has pairs (chunk, number of rows of `logits`).
+    """
     found = {}
     start = 0
     for row, count in prompt:

@@ -1,27 +1,29 @@
-"""`ModelFolder`: what requests need to know of a loaded model, and what checks them before the engine sees them."""
+"""`ModelFolder`: a loaded decoder as requests see it, and the checks of requests before the engine gets them."""
 
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
 from sharp.serving.api.errors import ContextLengthError, FieldError
-from sharp.serving.api.request import GenerateRequest, Request, new_request_id
+from sharp.serving.api.request import GenerateRequest, new_request_id
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.engine.guide import GuideCompiler
-from sharp.serving.text.tokenizer import CHARACTERS_PER_TOKEN, Tokenizer, check_token_ids, tokenize
+from sharp.serving.engine.served_model import Abilities
+from sharp.serving.text.tokenizer import CHARACTERS_PER_TOKEN, TOKEN_BYTES, Tokenizer, check_token_ids, tokenize
 
 MAX_CACHE_SALT = 256
-# They are held until the prompt is computed, and then sent at once.
+# The logprobs of a prompt stay in memory until the whole prompt is computed, and are then sent at once.
 MAX_PROMPT_LOGPROBS = 2**18
 MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What requests need to know of a model, and the size of its cache. Safe to share between threads.
+    """A loaded decoder as requests see it, and the size of its cache. Thread-safe.
 
-    `longest` is the longest sequence that the backend computes, `sampling` what requests get that do not say it.
+    `longest` is the longest sequence that the backend computes. `sampling` holds the defaults of sampling parameters
+    that a request leaves out.
     """
 
     manifest: Manifest
@@ -33,34 +35,41 @@ class ModelFolder:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the cache holds."""
+        """The number of tokens that the cache holds."""
         return self.blocks * self.manifest.cache.block_size
 
     @property
     def context_limit(self) -> int:
-        """The longest sequence that one request may grow to."""
+        """The length, in tokens, of the longest sequence that one request may grow to."""
         return min(self.longest, self.cache_tokens)
 
     @property
     def request_limit(self) -> int:
-        """The most tokens of one request."""
+        """The maximum number of tokens of one request."""
         return self.context_limit
 
     @property
     def token_bytes(self) -> int:
-        """The most bytes of a request for one of its tokens."""
-        return 48  # 8 characters, each of which may be written \uXXXX
+        """The maximum number of bytes per token in a request's message."""
+        return TOKEN_BYTES
 
-    def probe(self) -> Request:
-        """A request that is nobody's, of one token."""
+    @property
+    def abilities(self) -> Abilities:
+        """The ability to complete prompts."""
+        return Abilities(generator=self)
+
+    def probe(self) -> GenerateRequest:
+        """Return a request of one token that belongs to no client, for health checks."""
         params = SamplingParams(temperature=0, max_tokens=1)
         return GenerateRequest((0,), params, request_id=new_request_id(), prompt_ids=(0,), max_new_tokens=1)
 
     def prepare(self, request: GenerateRequest) -> GenerateRequest:
-        """The checked request, ready for the engine. Long texts and large grammars take a while: use another thread.
+        """Return the checked request, ready for the engine. This may take long, so do not call it in the event loop.
 
         Raises:
-            FieldError: a field cannot be used; the message names it, its value and the limit.
+            FieldError: a field cannot be used; the message names the field, its value and the limit.
+            QueueFullError: too many grammars wait to be compiled.
+            EngineError, UnavailableError: the process that compiles grammars does not start, or was ended.
         """
         return prepare_request(
             replace(request, params=request.params.with_defaults(self.sampling)),
@@ -79,11 +88,17 @@ def prepare_request(
     context_limit: int,
     guides: GuideCompiler,
 ) -> GenerateRequest:
-    """The request with `prompt_ids`, `max_new_tokens` and `guide`. Sequences may grow to `context_limit` tokens.
+    """Return the checked request, ready for the engine. Sequences may grow to `context_limit` tokens.
+
+    `prompt` becomes the token ids, and a missing `request_id` a random one. `prompt_ids`, `max_new_tokens`, `guide` and
+    `bad_word_ids` are filled in.
 
     Raises:
         FieldError: the prompt is empty, has a token id outside the vocabulary, is text for a model without a tokenizer,
-            or does not fit the context; the model does not support a parameter; or a field is out of range.
+            or does not fit the context (`ContextLengthError`); the model does not support a parameter; or a field is
+            out of range.
+        QueueFullError: too many grammars wait to be compiled.
+        EngineError, UnavailableError: the process that compiles grammars does not start, or was ended.
     """
     prompt, params = request.prompt, request.params
     _check_params(params, manifest, tokenizer)
@@ -96,8 +111,9 @@ def prepare_request(
     if request.truncate_prompt_tokens is not None:
         prompt = _truncated(prompt, request, params.max_tokens, context_limit)
     try:
-        room = _room(len(prompt), params, context_limit, manifest)  # first: a message may hold millions of them
-        prompt_ids = tuple(map(operator.index, prompt))  # numpy's integers too, but no 1.5 that would become 1
+        # The length is checked before the ids, because a message may hold millions of ids.
+        room = _room(len(prompt), params, context_limit, manifest)
+        prompt_ids = tuple(map(operator.index, prompt))  # accepts numpy integers, but does not round 1.5 to 1
     except TypeError as error:
         raise FieldError("prompt", f"prompt is neither text nor a list of token ids: {error}") from error
     check_token_ids("prompt", prompt_ids, manifest)
@@ -121,7 +137,12 @@ def prepare_request(
 
 
 def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Manifest) -> int:
-    """How many tokens the context has left after a prompt of so many."""
+    """Return the number of tokens that the context has left after a prompt of `tokens` tokens.
+
+    Raises:
+        FieldError: the prompt has no tokens.
+        ContextLengthError: the prompt leaves no room for a token that the request needs.
+    """
     if not tokens:
         raise FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
     room = context_limit - tokens
@@ -136,7 +157,13 @@ def _room(tokens: int, params: SamplingParams, context_limit: int, manifest: Man
 
 
 def _truncated(prompt: Sequence[int], request: GenerateRequest, max_tokens: int | None, limit: int) -> Sequence[int]:
-    """As much of a prompt as the request says."""
+    """Return the prompt, shortened as `truncate_prompt_tokens` and `truncate_right` of the request say.
+
+    `limit` is the context length; -1 leaves room in it for `max_tokens`, or for one token.
+
+    Raises:
+        FieldError: `truncate_prompt_tokens` is neither -1 nor a positive number.
+    """
     kept = request.truncate_prompt_tokens
     room = limit - (1 if max_tokens is None else min(max_tokens, limit - 1))
     if not isinstance(kept, int) or kept < -1 or kept == 0:
@@ -148,14 +175,15 @@ def _truncated(prompt: Sequence[int], request: GenerateRequest, max_tokens: int 
 
 
 def _bad_word_ids(words: Sequence[str], manifest: Manifest, tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each text at the start of a text and inside one, where a blank is a part of the first token."""
+    """Return the token ids of each word at the start of a text and, with a leading blank, inside a text."""
     found: list[tuple[int, ...]] = []
     for word in words:
         at_start, inside = (
             tuple(tokenize(start + word.lstrip(), manifest, tokenizer, special_tokens=False)) for start in ("", " ")
         )
         found.append(at_start)
-        # A blank that is a token of its own is not forbidden: the word after it is, by the first of the two.
+        # If the blank is a token of its own, the tokens inside a text are the blank and then `at_start`, which is
+        # forbidden already.
         if inside[:1] != at_start[:1] and len(inside) == len(at_start):
             found.append(inside)
     return tuple(ids for ids in found if ids)
@@ -179,9 +207,14 @@ def _check_priority(priority: int) -> None:
 
 
 def _check_start(text: str, manifest: Manifest, tokenizer: Tokenizer | None, limit: int) -> None:
-    """Refuse a text that is far too long without spending seconds on tokenizing all of it."""
+    """Refuse a text of far more than `limit` tokens, without spending seconds on tokenizing all of it.
+
+    Raises:
+        ContextLengthError: the text is too long.
+    """
     start = text[: limit * CHARACTERS_PER_TOKEN]
-    # Where text is cut, a word may become more tokens than it is: a tenth more proves that the whole is too long.
+    # Cutting the text may split a word into more tokens than it has, so only a surplus of a tenth proves that the whole
+    # text is too long.
     if len(start) < len(text) and len(tokenize(start, manifest, tokenizer)) > limit * 1.1:
         message = f"prompt has {len(text)} characters, which is far more than {limit} tokens, the limit"
         raise ContextLengthError("prompt", message, limit, None, 1)

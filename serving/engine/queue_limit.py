@@ -1,19 +1,19 @@
-"""`QueueLimit`: how much may wait, and when to come back."""
+"""`QueueLimit`: limits how much may wait in the queue, and tells refused clients when to retry."""
 
 import time
 from collections import deque
 
 from sharp.serving.api.errors import QueueFullError
 
-ADMISSIONS = 64  # the rate is that of the last so many
+ADMISSIONS = 64  # number of recent admissions from which the rate is computed
 UNKNOWN_SECONDS = 1.0
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 60.0
 
 
 class QueueLimit:
-    """Refuses requests when too many sequences, or too many tokens of prompts, wait for their first step.
+    """A limit that refuses requests when too many sequences or prompt tokens wait for their first step.
 
-    A client that is refused is told a time after which, at the rate of the last admissions, there would be room.
+    A refused client is told a time after which, at the rate of recent admissions, there should be room.
     """
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
@@ -22,11 +22,11 @@ class QueueLimit:
         self._admissions: deque[tuple[float, int]] = deque(maxlen=ADMISSIONS)  # (time, tokens of the prompt)
 
     def admitted(self, tokens: int, now: float) -> None:
-        """Note that a sequence, with a prompt of so many tokens, no longer waits."""
+        """Record that a sequence with a prompt of `tokens` tokens left the queue at `now` (`time.perf_counter`)."""
         self._admissions.append((now, tokens))
 
     def check(self, sequences: int, tokens: int, waiting_sequences: int, waiting_tokens: int) -> None:
-        """Let a request in, or raise QueueFullError. Where nothing waits, any request may."""
+        """Raise QueueFullError if a new request would exceed a limit. Any request may enter an empty queue."""
         if not waiting_sequences:
             return
         sequences, tokens = waiting_sequences + sequences, waiting_tokens + tokens
@@ -40,7 +40,7 @@ class QueueLimit:
         raise QueueFullError(f"{what}; try again in {seconds:.1f} s", seconds)
 
     def _seconds_until_gone(self, sequences: int, tokens: int) -> float:
-        """How long it takes, at the current rate, until so many sequences and tokens have left the queue."""
+        """Return the seconds after which, at the current rate, `sequences` and `tokens` have left the queue."""
         elapsed = time.perf_counter() - self._admissions[0][0] if self._admissions else 0.0
         if not elapsed:
             return UNKNOWN_SECONDS

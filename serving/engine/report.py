@@ -1,4 +1,4 @@
-"""What the engine did since its last report, as plain numbers for the metrics."""
+"""Plain numbers about what the engine did since its last report, for the metrics."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from sharp.serving.api.attention import AttentionRows
 
 @dataclass(frozen=True)
 class Timed:
-    """Something that took `seconds`, and the request that it happened to."""
+    """A duration in seconds, and the request that it belongs to."""
 
     seconds: float
     request_id: str
@@ -16,7 +16,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Ended:
-    """A request that is over: why, and how long after its arrival."""
+    """An ended request: the reason, and the seconds since its arrival."""
 
     reason: str
     seconds: float
@@ -25,30 +25,56 @@ class Ended:
 
 @dataclass(frozen=True)
 class Completed:
-    """A completion that is over: its tokens, from its first step to its first token, and from that to its last one."""
+    """A finished sequence: its numbers of tokens, and the seconds that prefill (to the first token) and decode took.
+
+    The seconds are None if there was no token.
+    """
 
     prompt_tokens: int
     generated_tokens: int
-    prefill_seconds: float | None  # None without a token
+    prefill_seconds: float | None
     decode_seconds: float | None
     request_id: str
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The state now and what happened since the last report; all times in seconds."""
+    """The engine's current state, and what happened since its last report. All times are in seconds.
+
+    Attributes:
+        running: sequences that run now.
+        waiting: sequences that wait now.
+        cache_usage: the share of cache blocks that sequences hold now, from 0 to 1.
+        prompt_tokens: tokens of the prompts that are now in the cache, cached tokens included.
+        generated_tokens: tokens that were generated.
+        draft_tokens: draft tokens of speculative decoding that were computed.
+        accepted_tokens: draft tokens that were accepted.
+        preemptions: sequences that gave back their blocks for others.
+        refused: requests refused because the queue was full.
+        prefix_cache_queries: prompt tokens that were looked up in the prefix cache.
+        prefix_cache_hits: prompt tokens that the prefix cache had.
+        finished: requests that ended.
+        completed: sequences that ended, except by an error.
+        queue: times from arrival to the first step.
+        first_token: times from arrival to the first token.
+        inter_token: for every token after the first, the time since the token before.
+        step_seconds: durations of steps.
+        attention: attention statistics of steps that collected them.
+        batch_texts: numbers of texts in each batch of an encoder.
+        padding_tokens: padding tokens in the batches of an encoder.
+    """
 
     running: int
     waiting: int
     cache_usage: float
     prompt_tokens: int
     generated_tokens: int
-    draft_tokens: int  # of speculative decoding
-    accepted_tokens: int  # draft tokens that were accepted
+    draft_tokens: int
+    accepted_tokens: int
     preemptions: int
-    refused: int  # requests for which too much waited already
-    prefix_cache_queries: int  # prompt tokens that were looked up in the prefix cache
-    prefix_cache_hits: int  # those that it had
+    refused: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
     finished: tuple[Ended, ...]
     completed: tuple[Completed, ...]
     queue: tuple[Timed, ...]
@@ -56,13 +82,13 @@ class EngineReport:
     inter_token: tuple[Timed, ...]
     step_seconds: tuple[float, ...]
     attention: tuple[AttentionRows, ...]
-    batch_texts: tuple[int, ...] = ()  # texts in each batch of an encoder
-    padding_tokens: int = 0  # behind them
+    batch_texts: tuple[int, ...] = ()
+    padding_tokens: int = 0
 
 
 @dataclass
 class Tally:
-    """What happened since the last report; the fields are those of the report."""
+    """The counts that an engine adds up between two reports; its fields are those of `EngineReport`."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -83,7 +109,10 @@ class Tally:
     padding_tokens: int = 0
 
     def report(self, running: int, waiting: int, cache_usage: float) -> EngineReport:
-        """All of it, with the state now."""
+        """Return a report of these counts together with the engine's current state; the counts stay as they are.
+
+        `running` and `waiting` are numbers of sequences, `cache_usage` is the share of blocks held, from 0 to 1.
+        """
         happened: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in vars(self).items()
         }

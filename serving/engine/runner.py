@@ -1,4 +1,4 @@
-"""`StepRunner`: steps on the backend, and the next one behind the one that runs."""
+"""`StepRunner`: runs steps on the backend, each next step right behind the running one."""
 
 import threading
 import weakref
@@ -8,29 +8,32 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from sharp.plugins.sampling import MOST_THREADS
-from sharp.serving.backends import Backend, SamplingBackend
+from sharp.core.machine import available_cpus
+from sharp.plugins.cpu.sampling import MOST_THREADS
+from sharp.serving.backends import DecoderBackend, SamplingBackend
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine.step import Step
-from sharp.serving.machine import available_cpus
 
 
 class StepRunner:
-    """Runs one step after the other. It holds two at most: `current`, and one that may follow it.
+    """A queue that runs the engine's steps on the backend, one after the other.
 
-    With a thread the backend computes in it while the engine's thread plans and commits. As soon as `current` is
-    computed, that thread samples its tokens, puts them into the step that follows and starts that one; only then does
-    the engine commit `current`. Sampling needs what the step before has done to the sequences, so `current` is always
-    the oldest step that is not committed; if it is still another one, sampling waits for the engine to `take` that.
+    It holds at most two steps: `current`, and one planned behind it (`follow`).
 
-    A GPU always has a thread: ONNX Runtime keeps handles, and the CUDA graphs that it has captured, for each thread
-    that calls it.
+    With a thread, the backend computes there while the engine's thread plans and commits. When `current` is computed,
+    the backend's thread samples its tokens, puts them into the following step and starts that step. Only then does the
+    engine commit `current`. Sampling depends on how the previous step changed the sequences, so `current` is always the
+    oldest uncommitted step. If the backend finishes a later step first, its sampling waits until the engine has called
+    `take` for `current`.
 
-    Both threads look at sequences, so whoever does holds `lock`. The engine lets go of it where it waits.
+    A GPU always has a thread, because ONNX Runtime keeps handles and captured CUDA graphs for each calling thread.
+
+    Both threads read and change sequences, so each holds `lock` while it does. The engine releases the lock while it
+    waits.
     """
 
-    def __init__(self, backend: Backend, *, ahead: bool) -> None:
-        """With `ahead` a step may follow; otherwise one is planned when the one before it is committed."""
+    def __init__(self, backend: DecoderBackend, *, ahead: bool) -> None:
+        """Allow a second step behind `current` if `ahead`; otherwise plan a step only after the commit of the last."""
         self.lock = threading.Lock()
         self.current: Step | None = None
         self._following: Step | None = None
@@ -38,18 +41,18 @@ class StepRunner:
         self._sampling = backend if isinstance(backend, SamplingBackend) else None
         self._ahead = ahead
         self._threaded = ahead or backend.device != "cpu"
-        # Beside a GPU processors are idle; on a CPU they are the model's.
+        # With a GPU, the CPU's cores are free to sample; on a CPU the model needs them.
         self._sampling_threads = 1 if backend.device == "cpu" else min(MOST_THREADS, available_cpus())
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # of the thread
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # calls for the thread to make
         self._signals: SimpleQueue[None] = SimpleQueue()  # wake the engine
         self._interrupted = False
         self._thread: threading.Thread | None = None
-        # The thread knows its calls only, so that an engine that nobody has any more takes it with it.
+        # The thread holds no reference to the runner, so it ends when the runner is garbage-collected.
         weakref.finalize(self, self._calls.put, None)
 
     @property
     def steps(self) -> list[Step]:
-        """Those that are not taken yet, in order."""
+        """The steps that are not taken yet, in order."""
         return [step for step in (self.current, self._following) if step is not None]
 
     @property
@@ -58,7 +61,10 @@ class StepRunner:
         return self._ahead and self.current is not None and self._following is None and not self.current.has_draft
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function of the backend, such as `allocate_cache`, where the steps are computed too."""
+        """Call a function of the backend, such as `allocate_cache`, in the thread that computes the steps.
+
+        The method waits for the function, and raises its exception.
+        """
         if not self._threaded:
             function()
             return
@@ -76,7 +82,11 @@ class StepRunner:
         done.result()
 
     def start(self, step: Step) -> None:
-        """Compute a step; nothing else is to be done."""
+        """Hand a step to the backend and return, without waiting for the result.
+
+        The backend's thread computes the step; without a thread, the call of `take` does. The step becomes `current`.
+        No other step may be in progress.
+        """
         if self._sampling is not None:
             step.prepare_sampling()
         step.reserve()
@@ -84,20 +94,25 @@ class StepRunner:
         self._start(step)
 
     def follow(self, step: Step) -> None:
-        """Compute a step as soon as the tokens of `current` are known."""
+        """Queue a step behind `current`, and return; it starts when the tokens of `current` are sampled.
+
+        `may_follow` must be true.
+        """
         step.reserve()
         self._following = step
 
     def withdraw(self) -> None:
-        """Forget the step that follows, unless it runs."""
+        """Drop the step queued by `follow`, unless the backend has started it, and undo its `reserve`."""
         if self._following is not None and not self._following.started:
             self._following.release()
             self._following = None
 
     def take(self) -> Step | None:
-        """Wait for `current`; it is the engine's then, to commit, and the one that follows is computed meanwhile.
+        """Wait until `current` is computed and sampled, and return it for the engine to commit.
 
-        None: `interrupt` was called before it was there.
+        The following step, if there is one and `current` does not change its plan, becomes `current`; it is computed
+        while the engine commits the returned step. The result is None if `interrupt` was called before `current` was
+        computed; then call `take` again.
         """
         step = self.current
         assert step is not None
@@ -119,17 +134,17 @@ class StepRunner:
         return step
 
     def interrupt(self) -> None:
-        """Let `take` return, to be called again. Any thread may call this."""
+        """Make `take` return None early; it must be called again. Any thread may call this."""
         self._interrupted = True
         self._wake()
 
     def close(self) -> None:
-        """Wait until nothing is computed."""
+        """Wait until no step is being computed."""
         while any(step.started and not step.computed for step in self.steps):
             self._wait()
 
     def _wait(self) -> None:
-        """Wait for a signal, without the lock."""
+        """Wait for a signal, with the lock released."""
         self.lock.release()
         try:
             self._signals.get()
@@ -137,7 +152,7 @@ class StepRunner:
             self.lock.acquire()
 
     def _wake(self) -> None:
-        if self._signals.empty():  # one is enough: who is woken looks at everything
+        if self._signals.empty():  # one signal is enough, because the woken thread checks everything
             self._signals.put(None)
 
     def _start(self, step: Step) -> None:
@@ -152,7 +167,7 @@ class StepRunner:
         self._calls.put(call)
 
     def _compute(self, step: Step) -> None:
-        """In the thread: compute steps as long as one follows."""
+        """Compute `step`, then every step that follows. Runs in the backend's thread."""
         following: Step | None = step
         while following is not None:
             step = following
@@ -167,11 +182,12 @@ class StepRunner:
             self._wake()
 
     def _next(self) -> Step | None:
-        """The step that can be started now that `current` is sampled."""
+        """Return the following step if it can start now that `current` is sampled, else None."""
         following, current = self._following, self.current
         if following is None or current is None or following.started:
             return None
-        with suppress(Exception):  # say MemoryError: it is planned anew when `current` is committed
+        # After an error, such as MemoryError, the step is planned again when `current` is committed.
+        with suppress(Exception):
             if following.take_tokens(current):
                 if self._sampling is not None:
                     following.prepare_sampling()
@@ -179,8 +195,8 @@ class StepRunner:
         return None
 
 
-def asynchronous(config: EngineConfig, backend: Backend) -> bool:
-    """Whether steps are scheduled asynchronously."""
+def asynchronous(config: EngineConfig, backend: DecoderBackend) -> bool:
+    """Whether the engine plans a step while another runs: the setting `async_scheduling`, by default on a GPU."""
     if config.async_scheduling == "auto":
         return backend.device != "cpu"
     return config.async_scheduling == "on"
@@ -189,4 +205,4 @@ def asynchronous(config: EngineConfig, backend: Backend) -> bool:
 def _work(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # or it would keep the engine
+        del call  # the local variable would keep the engine alive

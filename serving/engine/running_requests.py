@@ -1,4 +1,4 @@
-"""`RunningRequests`: the requests that have not ended, and what steps make of them."""
+"""`RunningRequests`: the unfinished requests, and the commit of a step's results to them."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.sampling import NO_TOKEN
+from sharp.plugins.cpu.sampling import NO_TOKEN
 from sharp.serving.api.attention import AttentionRows, TokenEntropies
 from sharp.serving.api.errors import EngineError, InputError, SharpError
 from sharp.serving.api.events import (
@@ -35,17 +35,17 @@ ALL_MASKED = "no token may follow: guided, allowed_token_ids, bad_words and min_
 
 @dataclass
 class _SequenceGroup:
-    """The unfinished sequences of a request, by index, and those of them that wait for the first to read the prompt."""
+    """The unfinished sequences of a request by index, and those held until the first has computed the prompt."""
 
     unfinished: dict[int, Sequence]
     held: list[Sequence]
 
 
 class RunningRequests:
-    """Commits steps to the sequences of requests, and ends requests; each change is an event of its request.
+    """The unfinished requests, to whose sequences steps are committed. Each change is an event of its request.
 
     Attributes:
-        failed_steps: steps, one after the other, that failed or whose logits were finite for no request.
+        failed_steps: the number of consecutive steps that failed or in which no request had finite logits.
         tally: what happened since the last report.
     """
 
@@ -56,7 +56,7 @@ class RunningRequests:
         self._blocks = blocks
         self._vocab_size = vocab_size
         self._groups: dict[str, _SequenceGroup] = {}
-        self._finite: set[bool] = set()  # what was found in a step
+        self._finite: set[bool] = set()  # whether logits were finite, as found in the current step
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -66,31 +66,37 @@ class RunningRequests:
 
     @property
     def sequences(self) -> Iterator[Sequence]:
-        """All that are not finished."""
+        """All unfinished sequences."""
         return (sequence for group in self._groups.values() for sequence in group.unfinished.values())
 
     @property
     def held(self) -> int:
-        """How many sequences wait for the first of their request to read the prompt."""
+        """The number of sequences that wait for the first sequence of their request to compute the prompt."""
         return sum(len(group.held) for group in self._groups.values())
 
     def add(self, request_id: str, sequences: list[Sequence]) -> None:
-        """Queue the sequences of a request: the first one now."""
+        """Add a request of one or more sequences: queue the first, and hold the others until the prompt is computed."""
         self._groups[request_id] = _SequenceGroup(dict(enumerate(sequences)), sequences[1:])
         self._scheduler.add(sequences[0])
 
     def cancel(self, request_id: str) -> list[Event]:
-        """End a request whose client has gone; no event means that there is none."""
+        """End a request whose client is gone. The list is empty if there is no such request."""
         group = self._groups.get(request_id)
         return self._end_early(list(group.unfinished.values()), FinishReason.CANCELLED) if group else []
 
+    def refuse(self, request_id: str, error: SharpError) -> Event:
+        """End a waiting request, and return the event that tells its client `error`."""
+        return self._fail(request_id, error)
+
     def end_overdue(self, now: float) -> list[Event]:
-        """End the sequences whose time limit is over, running or not."""
-        overdue = [one for one in self.sequences if one.deadline is not None and one.deadline <= now]
+        """End the sequences whose time limit has passed at `now` (`time.perf_counter`), running or waiting."""
+        overdue = [
+            sequence for sequence in self.sequences if sequence.deadline is not None and sequence.deadline <= now
+        ]
         return self._end_early(overdue, FinishReason.TIME_LIMIT)
 
     def fail_all(self, sequences: Iterable[Sequence], error: Exception) -> list[Event]:
-        """Fail the requests of a step that failed."""
+        """Fail the requests of `sequences`, whose step failed with `error`."""
         self.failed_steps += 1
         failed = dict.fromkeys(sequence.request_id for sequence in sequences if not sequence.ended)
         logger.error("a step of %d requests failed", len(failed), exc_info=error)
@@ -98,7 +104,7 @@ class RunningRequests:
         return [self._fail(request_id, failure) for request_id in failed]
 
     def commit(self, step: Step, result: StepResult, rows: AttentionRows | None) -> list[Event]:
-        """Take over what a step gave to its sequences, but for those that have ended meanwhile."""
+        """Commit the result of a step to its sequences, except those that have ended meanwhile."""
         observed = np.zeros(len(step.batch.positions), bool)
         events: list[Event] = []
         now, start = time.perf_counter(), 0
@@ -126,7 +132,7 @@ class RunningRequests:
         rows: AttentionRows | None,
         observed: NDArray[np.bool_],
     ) -> list[Event]:
-        """Take over what was computed for a chunk, whose tokens begin at `start`, and mark those to be `observed`."""
+        """Commit the result of a chunk, whose packed tokens begin at `start`; mark its new tokens in `observed`."""
         sequence, tokens = chunk.sequence, result.tokens.get(row, [])
         if NO_TOKEN in tokens:
             return [self._fail(sequence.request_id, self._why_no_token(sequence))]
@@ -136,8 +142,8 @@ class RunningRequests:
         self._blocks.register(sequence.number, *sequence.advance(chunk.tokens))
         sequence.prompt.logprobs += result.prompt_logprobs.get(row, [])
         delta, ending = self._append(sequence, tokens, result.logprobs.get(row))
-        # Those that were computed for the first time and are part of the text. What the prefix cache had was computed
-        # for another request and counts there.
+        # Only tokens that are computed for the first time and belong to the text are observed. Tokens from the prefix
+        # cache were computed, and counted, for another request.
         new = slice(start + max(seen - before, 0), start + sequence.computed - before)
         observed[new] = True
         if rows is not None and sequence.request.attention and new.start < new.stop:
@@ -155,14 +161,18 @@ class RunningRequests:
         if ending is not None:
             events.append(self._finish(sequence, *ending))
         elif not sequence.request.max_new_tokens and sequence.computed == len(sequence.token_ids):
-            # Nothing to generate: the request only reads its prompt.
+            # A request without new tokens ends when its prompt is computed.
             events.append(self._finish(sequence, FinishReason.LENGTH))
         return events
 
     def _append(
         self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None
     ) -> tuple[Delta | None, Ending | None]:
-        """Add the tokens of a step: one, and the accepted draft tokens after it, which are computed already."""
+        """Append the tokens of a step: the first sampled token, then accepted draft tokens (computed already).
+
+        Tokens after one that ends the sequence are left out. Return the new text and tokens, and how the sequence
+        ended; None, if there are no tokens, or if it goes on.
+        """
         if not tokens:
             return None, None
         texts: list[str] = []
@@ -179,7 +189,7 @@ class RunningRequests:
         return Delta(sequence.request_id, "".join(texts), added, sequence.index, of_added), ending
 
     def _count(self, sequence: Sequence, chunk: Chunk, delta: Delta, now: float) -> None:
-        """Note new tokens and their times for the metrics."""
+        """Record new tokens and their times for the metrics."""
         added = len(delta.token_ids)
         self.tally.generated_tokens += added
         self.tally.draft_tokens += len(chunk.draft)
@@ -200,11 +210,11 @@ class RunningRequests:
         if masks_all(SamplingRow(sequence), self._vocab_size):
             return InputError(ALL_MASKED)
         self._finite.add(False)
-        self._blocks.unregister(sequence.number)  # who shares them would fail as well
+        self._blocks.unregister(sequence.number)  # sequences that share these blocks would fail as well
         return EngineError("the model gave logits that are not finite for this request")
 
     def _prompt_computed(self, sequence: Sequence) -> list[Event]:
-        """The prompt is in the cache: the request's other sequences can start from there."""
+        """Queue the held sequences of the request, now that its prompt is in the cache, and report the prompt."""
         sequence.prompt.computed = True
         if sequence.index:
             return []
@@ -231,7 +241,7 @@ class RunningRequests:
         return sequence.finished(reason, matched, now, last=not unfinished)
 
     def _fail(self, request_id: str, error: SharpError) -> Event:
-        """End a request with all its sequences."""
+        """End a request, and all its sequences, with an error."""
         sequences = list(self._groups.pop(request_id).unfinished.values())
         for sequence in sequences:
             sequence.ended = True
@@ -240,18 +250,20 @@ class RunningRequests:
         return Failed(request_id, error)
 
     def _end_early(self, sequences: Iterable[Sequence], reason: FinishReason) -> list[Event]:
-        """End unfinished sequences, with the text that was held back."""
+        """End unfinished sequences for `reason`; return events with the text that was held back, and Finished."""
 
         def end(sequence: Sequence) -> list[Event]:
             text, _ = sequence.stop.flush()
             rest: list[Event] = [Delta(sequence.request_id, text, (), sequence.index)] if text else []
             return [*rest, self._finish(sequence, reason)]
 
-        return [event for one in sequences for event in self._isolated(one.request_id, partial(end, one))]
+        return [
+            event for sequence in sequences for event in self._isolated(sequence.request_id, partial(end, sequence))
+        ]
 
     def _isolated(self, request_id: str, events: Callable[[], list[Event]]) -> list[Event]:
-        """The events of a request; what raises, say a defect of a tokenizer, loses this request and no other."""
-        if request_id not in self._groups:  # another sequence of the request has failed
+        """Return the events of a request. An exception, such as a tokenizer defect, fails this request and no other."""
+        if request_id not in self._groups:  # the request has failed, because of another of its sequences
             return []
         try:
             return events()

@@ -1,6 +1,6 @@
-"""Samples the next token of every sequence of a step, after its logits processors.
+"""Sampling of the next token of every sequence in a step, after its logits processors.
 
-These are masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` and penalties.
+Logits processors are masks (guided, allowed tokens, bad words, `min_tokens`), `logit_bias` and penalties.
 """
 
 from collections.abc import Sequence as Rows
@@ -10,38 +10,39 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins import sampling as native
-from sharp.plugins.sampling import CHANGE, Changes
+from sharp.plugins.cpu import sampling as native
+from sharp.plugins.cpu.sampling import CHANGE, Changes
 from sharp.serving.engine.sequence import Sequence
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-# A repetition penalty outside these would make logits that are not finite, and does nothing else than the nearer one.
+# A repetition penalty outside these limits would make logits that are not finite. It is replaced by the nearer limit,
+# which has the same effect.
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """A row of logits: those of the token after a sequence and `draft`, the first tokens of its draft."""
+    """A row of logits, for the token that follows a sequence and `draft`, the first tokens of its draft."""
 
     sequence: Sequence
     draft: tuple[int, ...] = ()
 
     @property
     def below_min_tokens(self) -> bool:
-        """Whether the sequence must not end here."""
+        """Whether the sequence must not end with this token, because it has fewer than `min_tokens` tokens."""
         return self.sequence.generated + len(self.draft) < self.sequence.request.params.min_tokens
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the rows of a step are sampled: all that is known before its logits are.
+class StepSampling:
+    """The sampling parameters of a step's rows: everything that is known before the logits are.
 
     Attributes:
-        parameters: float64 [rows, 5], what `plugins.sampling.sample` takes.
-        changed: logits processors may change the logits.
-        masked: some of them do so in the whole vocabulary: guides, and lists of allowed tokens.
-        copied: of such a row logprobs are requested, and those are of the model's own logits.
-        logprobs: some row's are requested.
+        parameters: float64 [rows, 5], the parameters of `plugins.cpu.sampling.sample`.
+        changed: logits processors may change the logits of some row.
+        masked: a guide or a list of allowed tokens masks the whole vocabulary of some row.
+        copied: logprobs are requested for a changed row. They come from the model's own logits, so these are copied.
+        logprobs: logprobs are requested for some row.
     """
 
     rows: tuple[SamplingRow, ...]
@@ -53,7 +54,7 @@ class Sampling:
 
     @classmethod
     def of(cls, rows: Rows[SamplingRow]) -> Self:
-        """That of `rows`; each may follow a token that is expected and not known yet."""
+        """Return the sampling of `rows`. Each row may follow a token that is expected but not known yet."""
         changed = [row for row in rows if _changes_logits(row)]
         return cls(
             tuple(rows),
@@ -66,19 +67,19 @@ class Sampling:
 
     @property
     def sparse(self) -> bool:
-        """Whether `parameters` and `changes_of` say all of it, and nobody needs the logits."""
+        """Whether `parameters` and `changes_of` describe the sampling completely, and no logits are needed."""
         return not (self.masked or self.logprobs)
 
 
 def sample(
-    logits: NDArray[np.float32], sampling: Sampling, threads: int = 1, changes: Changes | None = None
+    logits: NDArray[np.float32], sampling: StepSampling, threads: int = 1, changes: Changes | None = None
 ) -> NDArray[np.int64]:
-    """The token of each row, found by at most so many `threads`: logits float32 [rows, vocab] -> int64 [rows].
+    """Return the token of each row, int64 [rows], sampled from logits float32 [rows, vocab] with `threads` threads.
 
-    A row is computed from that row alone and each sequence has a random generator of its own, so the tokens of a
-    sequence depend neither on the rest of the batch nor on its draft. A row whose highest logit is not finite has no
-    next token: `sampling.NO_TOKEN`. Logits are changed in place, unless the model's own are needed for logprobs.
-    `changes` is what `changes_of` these rows are, where it is known.
+    Each row is computed from its own logits, and each sequence has its own random generator, so the tokens of a
+    sequence depend neither on the rest of the batch nor on its draft. A row whose highest logit is not finite gets
+    `sampling.NO_TOKEN`. Logits are changed in place, unless logprobs need the model's own. `changes` is the result of
+    `changes_of` for these rows, if it is known already.
     """
     if changes is not None:
         changes.apply(logits)
@@ -90,7 +91,7 @@ def sample(
 
 
 def _parameters(row: SamplingRow) -> tuple[float, float, float, float, float]:
-    """Inverse temperature, top-k, top-p, min-p and the random number of a row."""
+    """Return the inverse temperature, top-k, top-p, min-p and random number of a row."""
     params = row.sequence.request.params
     if params.temperature == 0:
         return 0, 0, 1, 0, 0
@@ -107,9 +108,10 @@ def _changes_logits(row: SamplingRow) -> bool:
 
 
 def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
-    """Apply masks, logit bias and penalties in place: logits float32 [rows, vocab].
+    """Apply masks, logit bias and penalties to logits float32 [rows, vocab], in place.
 
-    Only the entries that change are touched: the cost follows the number of distinct tokens, not the vocabulary.
+    Logit bias, bad words and penalties touch only the entries that change, so their cost grows with the number of
+    distinct tokens, not with the vocabulary.
     """
     if first := next((guide for row in rows if (guide := row.sequence.sampling.guide)), None):
         first.begin_step()
@@ -124,13 +126,13 @@ def apply(logits: NDArray[np.float32], rows: Rows[SamplingRow]) -> None:
 
 
 def changes_of(rows: Rows[SamplingRow]) -> Changes:
-    """What `min_tokens`, bad words and `logit_bias` do to the logits of each row, and then what penalties do.
+    """Return the changes that `min_tokens`, bad words and `logit_bias`, and then penalties, make to each row's logits.
 
-    All rows' tokens are computed together: a row has so few that every function of numpy would cost more than them.
+    The tokens of all rows are processed together. A row has so few that numpy calls per row would cost more.
     """
     parts = [part for row in rows for part in (_biases(row), _penalties(row))]
     lengths = [len(part.token_ids) for part in parts]
-    if not any(lengths):  # guides and allowed tokens alone
+    if not any(lengths):  # only guides or allowed tokens change the logits
         return Changes(np.zeros(len(parts) + 1, np.int32), np.zeros(0, CHANGE))
     starts = np.cumsum([0, *lengths], dtype=np.int32)
     entries = np.zeros(starts[-1], CHANGE)
@@ -147,7 +149,7 @@ def changes_of(rows: Rows[SamplingRow]) -> Changes:
 
 
 def masks_all(row: SamplingRow, vocab_size: int) -> bool:
-    """Whether `apply` masks every token of a row."""
+    """Whether the masks of a row leave no token of the vocabulary."""
     guide, own = row.sequence.sampling.guide, row.sequence.sampling.allowed
     allowed = guide.allowed(vocab_size, row.draft) if guide else np.ones(vocab_size, np.bool_)
     if own is not None:
@@ -159,12 +161,12 @@ def masks_all(row: SamplingRow, vocab_size: int) -> bool:
 
 
 def _early_stops(row: SamplingRow) -> frozenset[int]:
-    """The tokens that would end the sequence before `min_tokens`."""
+    """Return the tokens that would end the sequence before `min_tokens`."""
     return frozenset(row.sequence.stop.token_ids) if row.below_min_tokens else frozenset()
 
 
 def _bad_words(row: SamplingRow) -> frozenset[int]:
-    """The tokens that would complete a text that must not come."""
+    """Return the tokens that would complete a bad word."""
     sequence = row.sequence
     if not (words := sequence.request.bad_word_ids):
         return frozenset()
@@ -175,7 +177,7 @@ def _bad_words(row: SamplingRow) -> frozenset[int]:
 
 
 class _Part(NamedTuple):
-    """Of the changes of a row: tokens, how often each was generated, and the three penalties; and biases, if any."""
+    """One group of changes to a row: tokens, the number of times each was generated, penalties and, if any, biases."""
 
     token_ids: NDArray[np.int64]
     counts: NDArray[np.float32]
@@ -187,7 +189,7 @@ _NONE = _Part(np.empty(0, np.int64), np.empty(0, np.float32), (1, 0, 0), [])
 
 
 def _biases(row: SamplingRow) -> _Part:
-    """Masked tokens, and what is added to others."""
+    """Return the masked tokens of a row, as biases of -infinity, and its logit biases."""
     masked = _early_stops(row) | _bad_words(row)
     bias = row.sequence.request.params.logit_bias
     if not masked and not bias:
@@ -200,7 +202,7 @@ def _biases(row: SamplingRow) -> _Part:
 
 
 def _penalties(row: SamplingRow) -> _Part:
-    """The sequence's tokens."""
+    """Return the tokens of the sequence with its penalties."""
     if not row.sequence.sampling.counts:
         return _NONE
     params = row.sequence.request.params

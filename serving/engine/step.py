@@ -1,4 +1,4 @@
-"""`Step`: the chunks of one step, packed, computed and sampled, before any sequence changes."""
+"""`Step`: the chunks of one step, which packs, computes and samples them before any sequence changes."""
 
 import time
 from collections.abc import Iterator
@@ -9,25 +9,26 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.sampling import MOST_CHANGES, NO_TOKEN, Changes
+from sharp.plugins.cpu.sampling import MOST_CHANGES, NO_TOKEN, Changes
 from sharp.serving.api.errors import EngineError
 from sharp.serving.api.events import TokenLogprobs
-from sharp.serving.backends import Backend, Batch, SamplingBackend, StepOutput
+from sharp.serving.backends import DecoderBackend, SamplingBackend, StepInputs, StepOutput
 from sharp.serving.engine.block_manager import BlockManager
 from sharp.serving.engine.logprobs import prompt_logprobs, sampled_logprobs
-from sharp.serving.engine.sampler import Sampling, SamplingRow, changes_of, sample
+from sharp.serving.engine.sampler import SamplingRow, StepSampling, changes_of, sample
 from sharp.serving.engine.scheduler import Chunk
 from sharp.serving.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which logits a step computes.
+    """The rows of logits that a step computes.
 
     Attributes:
-        sampling: (chunk, rows): those that get a new token from the logits of their last one, and more where these
-            and the tokens of their draft agree; these rows come first.
-        prompt: (chunk, tokens of it) whose logits tell how likely the next token of the prompt was; they follow.
+        sampling: pairs (chunk, rows) of the chunks whose last token is followed by a sampled token. A chunk with a
+            draft has one more row per draft token. These rows come first.
+        prompt: pairs (chunk, rows) of the chunks for which the logprobs of following prompt tokens are requested. These
+            rows come after those of `sampling`.
         indices: the rows as positions in the packed tokens, int64 [outputs].
     """
 
@@ -37,40 +38,48 @@ class Outputs:
 
     @property
     def sampled_rows(self) -> int:
-        """How many rows `sampling` has."""
+        """The total number of rows in `sampling`."""
         return sum(rows for _, rows in self.sampling)
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave."""
+    """The results of a sampled step, which the engine commits to the sequences.
 
-    stats: NDArray[np.float32] | None  # [layers, tokens, q_heads, 4 or 5]
-    tokens: dict[int, list[int]]  # chunk -> new tokens
-    logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of the new tokens
-    prompt_logprobs: dict[int, list[TokenLogprobs]]  # chunk -> those of its tokens
+    `stats` are float32 [layers, tokens, q_heads, 4 or 5], None unless collected. The other fields map the index of a
+    chunk in the step: `tokens` to its new token ids, `logprobs` to the logprobs of these tokens, `prompt_logprobs` to
+    those of prompt tokens; chunks for which nothing was requested are missing.
+    """
+
+    stats: NDArray[np.float32] | None
+    tokens: dict[int, list[int]]
+    logprobs: dict[int, list[TokenLogprobs]]
+    prompt_logprobs: dict[int, list[TokenLogprobs]]
 
 
 class Step:
-    """A step on its way: packed, then computed, then sampled. It is the engine that commits it.
+    """A step of the engine: the tokens of some sequences that the model computes in one call.
+
+    Its life is: packed at creation, then `compute`, then `sample`; the engine commits its `result` afterwards. Failures
+    are kept in `error`.
 
     Attributes:
-        chunks: what it computes.
-        batch: the same as the model's inputs.
+        chunks: the chunks that the step computes.
+        batch: the model's inputs for `chunks`.
         began: when the model began, in seconds of `time.perf_counter`.
-        sampled_at: when its tokens were known.
-        started: it was handed to the backend.
-        computed: the backend is done with it, or has failed.
-        sampled: the token of each row of `Outputs.sampling`, int64 [rows]; None before, and where it failed.
-        error: what failed.
+        sampled_at: when the tokens of the step were known, in seconds of `time.perf_counter`.
+        started: the step was handed to the backend.
+        computed: the backend has finished or failed.
+        sampled: the token of each row of `Outputs.sampling`, int64 [rows]; None before sampling or after a failure.
+        error: the exception of a failed step.
     """
 
     def __init__(
         self, chunks: Rows[Chunk], blocks: BlockManager, *, collect_stats: bool, before: "Step | None" = None
     ) -> None:
-        """Pack `chunks`; attention statistics are also collected if a request needs them.
+        """Pack `chunks`, and collect attention statistics if `collect_stats` is set or a request needs them.
 
-        Tokens that are expected of the step `before` are not known yet: `take_tokens` puts them in.
+        Tokens that the step `before` has yet to sample are unknown here; `take_tokens` fills them in.
         """
         self.chunks = chunks
         self.began = self.sampled_at = 0.0
@@ -83,7 +92,7 @@ class Step:
         self._outputs = select_outputs(chunks)
         requested = any(chunk.sequence.request.attention for chunk in chunks)
         self.batch = pack(chunks, blocks, self._outputs, collect_stats=collect_stats or requested)
-        self._sampling = Sampling.of(
+        self._sampling = StepSampling.of(
             [
                 SamplingRow(chunks[chunk].sequence, chunks[chunk].draft[:ahead])
                 for chunk, count in self._outputs.sampling
@@ -91,49 +100,54 @@ class Step:
             ]
         )
         self._row_of = {chunks[chunk].sequence.number: row for row, (chunk, _) in enumerate(self._outputs.sampling)}
-        # Positions in the packed tokens, and the rows of the step before that say what they are.
+        # Positions of unknown tokens in the packed tokens, and the rows of the previous step that sample them.
         self._unknown, self._known_from = unknown_tokens(chunks, before._row_of if before else {})
 
     @property
     def done(self) -> bool:
-        """Whether it is sampled, or has failed."""
+        """Whether the step is sampled or has failed."""
         return self.sampled is not None or self.error is not None
 
     @property
     def has_draft(self) -> bool:
-        """Whether a chunk has draft tokens: nobody knows how many tokens it will give."""
+        """Whether a chunk has draft tokens, so that the number of new tokens is unknown before sampling."""
         return any(chunk.draft for chunk in self.chunks)
 
     def reserve(self) -> None:
-        """Count it in its sequences, so that another step can be planned after it."""
+        """Count this step's tokens in its sequences, so that another step can be planned after this one.
+
+        `release` must undo this, once for each call: when the step is committed, has failed or is dropped.
+        """
         for chunk in self.chunks:
             chunk.sequence.launched += chunk.tokens
             chunk.sequence.expected += chunk.samples
 
     def release(self) -> None:
-        """Count it no longer: it is being committed, has failed or will not run."""
+        """Subtract this step's tokens from its sequences again: it is being committed, failed or will not run."""
         for chunk in self.chunks:
             chunk.sequence.launched -= chunk.tokens
             chunk.sequence.expected -= chunk.samples
 
     def take_tokens(self, before: "Step") -> bool:
-        """Put in the tokens of the step `before`; False where nothing of this step would be used."""
+        """Fill in the tokens of the step `before`. Return False if no result of this step would be used."""
         if before.sampled is None:
             return False
-        # A row without a token fails when its step is committed; the model must get a token there all the same.
+        # A row without a token (NO_TOKEN is negative) fails at the commit of its step; the model needs a valid token id
+        # anyway.
         self.batch.input_ids[self._unknown] = np.maximum(before.sampled[self._known_from], 0)
         return any(not (chunk.sequence.ended or before.ends(chunk.sequence)) for chunk in self.chunks)
 
     def prepare_sampling(self) -> None:
-        """Look up what a backend that samples does to the logits first.
+        """Compute the changes to the logits that a sampling backend applies before it samples.
 
-        Its tokens are known by then, and all steps before it are committed but for the one that gave the unknown ones.
+        Call this when the step's input tokens are known. All earlier steps are then committed, except the step that
+        sampled the tokens that were unknown at packing.
         """
         if self._sampling.changed and self.needs_tokens_only:
             self._changes = changes_of([*self._known_rows()])
 
     def _known_rows(self) -> Iterator[SamplingRow]:
-        """The rows to sample, behind the tokens that were unknown."""
+        """Yield the rows to sample, with the token that was unknown at packing put in front of the row's draft."""
         rows = iter(self._sampling.rows)
         start = 0
         for chunk, end in zip(self.chunks, self.batch.query_start[1:].tolist(), strict=True):
@@ -145,29 +159,29 @@ class Step:
             start = end
 
     def ends(self, sequence: Sequence) -> bool:
-        """Whether the sampled token ends a sequence, whatever its text is."""
+        """Whether the token that this step sampled ends a sequence, regardless of its text; False before sampling."""
         row = self._row_of.get(sequence.number)
         return row is not None and self.sampled is not None and int(self.sampled[row]) in sequence.stop.token_ids
 
     @property
     def needs_tokens_only(self) -> bool:
-        """Whether a backend that samples need not return logits."""
+        """Whether a sampling backend can return tokens without logits."""
         return self._sampling.sparse and not self._outputs.prompt and bool(self._sampling.rows)
 
-    def compute(self, backend: Backend, sampling: SamplingBackend | None = None) -> None:
-        """Run the model, which samples, too, where that is all, if it can; what fails is in `error`."""
+    def compute(self, backend: DecoderBackend, sampling: SamplingBackend | None = None) -> None:
+        """Run the model, and sample in the backend if it can and no logits are needed. Keep failures in `error`."""
         self.began = time.perf_counter()
         try:
             if sampling is not None and self.needs_tokens_only and _few(self._changes):
                 self._output = sampling.step_and_sample(self.batch, self._sampling.parameters, self._changes)
             else:
                 self._output = backend.step(self.batch)
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic of Rust is not an Exception
             self.error = error
         self.computed = True
 
     def sample(self, threads: int = 1) -> None:
-        """Sample with at most so many threads, once the step before is committed; what fails is in `error`."""
+        """Sample with at most `threads` threads, after the previous step is committed. Keep failures in `error`."""
         if self.error is None:
             try:
                 self.sampled = self._sample(threads)
@@ -182,12 +196,13 @@ class Step:
         if output.sampled is not None:
             return output.sampled
         sampled = sample(output.logits[: len(self._sampling.rows)], self._sampling, threads, self._changes)
-        if self._sampling.logprobs or self._outputs.prompt:  # at once: the next step may write over the logits
+        # Logprobs are computed now, because the next step may overwrite the logits.
+        if self._sampling.logprobs or self._outputs.prompt:
             self._result = self._make_result(output, sampled)
         return sampled
 
     def result(self) -> StepResult:
-        """What came out, once it is sampled; raises what failed."""
+        """Return the results of the sampled step, or raise the exception with which it failed."""
         if self.error is not None:
             raise self.error
         if self._result is None:
@@ -211,12 +226,12 @@ class Step:
 
 
 def _few(changes: Changes | None) -> bool:
-    """Whether a backend takes so many."""
+    """Whether `changes` are few enough for a sampling backend."""
     return changes is None or len(changes.entries) <= MOST_CHANGES
 
 
-def _check(output: StepOutput, batch: Batch) -> None:
-    """Refuse an output of another size, before a sequence changes by it."""
+def _check(output: StepOutput, batch: StepInputs) -> None:
+    """Raise EngineError if an output has the wrong number of rows or tokens, before any sequence changes."""
     tokens, rows = len(batch.positions), len(batch.logits_indices)
     found = len(output.logits if output.sampled is None else output.sampled)
     if found != rows or (output.stats is not None and output.stats.shape[1] != tokens):
@@ -227,10 +242,10 @@ def _check(output: StepOutput, batch: Batch) -> None:
 
 
 def select_outputs(chunks: Rows[Chunk]) -> Outputs:
-    """The logits that the sequences of `chunks` need."""
+    """Return the rows of logits that the sequences of `chunks` need."""
     sampling: list[tuple[int, int]] = []
     prompt: list[tuple[int, int]] = []
-    last: list[int] = []  # these two are positions in the packed tokens
+    last: list[int] = []  # `last` and `following` hold positions in the packed tokens
     following: list[int] = []
     start = 0
     for row, chunk in enumerate(chunks):
@@ -239,7 +254,7 @@ def select_outputs(chunks: Rows[Chunk]) -> Outputs:
             sampling.append((row, 1 + len(chunk.draft)))
             last += range(start + chunk.tokens - 1, start + chunk.width)
         if sequence.missing_prompt_logprobs:
-            # The token at position p tells about the one at p + 1; those before `known` have told.
+            # The logits at position p give the logprob of the token at p + 1. Positions before `known` are done.
             known = sequence.scheduled_prompt_logprobs - chunk.start
             count = min(chunk.tokens - known, sequence.missing_prompt_logprobs)
             if count > 0:
@@ -249,10 +264,10 @@ def select_outputs(chunks: Rows[Chunk]) -> Outputs:
     return Outputs(tuple(sampling), tuple(prompt), np.array(last + following, np.int64))
 
 
-def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect_stats: bool) -> Batch:
-    """The batch of `chunks`; a token that is not known yet is 0.
+def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect_stats: bool) -> StepInputs:
+    """Return the batch of `chunks`, with 0 for each token that is not known yet.
 
-    In lists: where every chunk has one token, each function of numpy would cost more than all of them.
+    The loop fills Python lists. If every chunk has one token, a single numpy call would cost more than the whole loop.
     """
     size = blocks.block_size
     tables = [blocks.table(chunk.sequence.number) for chunk in chunks]
@@ -272,21 +287,24 @@ def pack(chunks: Rows[Chunk], blocks: BlockManager, outputs: Outputs, *, collect
         positions += range(start, end)
         slots += [held[position // size - start // size] * size + position % size for position in range(start, end)]
         query_start.append(len(input_ids))
-    return Batch(
+    return StepInputs(
         input_ids=np.array(input_ids, np.int64),
         positions=np.array(positions, np.int64),
         slot_mapping=np.array(slots, np.int32),
         block_table=block_table,
         query_start=np.array(query_start, np.int32),
         context_lens=np.array([chunk.start for chunk in chunks], np.int32),
-        # Runtimes differ in what they do with empty tensors, so there is always one output, used or not.
+        # Runtimes differ in what they do with empty tensors, so there is always at least one output, used or not.
         logits_indices=outputs.indices if len(outputs.indices) else np.zeros(1, np.int64),
         collect_stats=collect_stats,
     )
 
 
 def unknown_tokens(chunks: Rows[Chunk], rows: dict[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The packed tokens that are not known yet, and for each the row, of `rows` by sequence, that will give it."""
+    """Return the positions of unknown packed tokens, and the row of the previous step that samples each of them.
+
+    `rows` maps sequence numbers to rows of the previous step.
+    """
     positions: list[int] = []
     start = 0
     for chunk in chunks:
@@ -298,10 +316,13 @@ def unknown_tokens(chunks: Rows[Chunk], rows: dict[int, int]) -> tuple[NDArray[n
 
 
 def accepted_tokens(chunk: Chunk, sampled: list[int]) -> list[int]:
-    """The tokens sampled after a chunk and its draft, up to the first that differs from the draft or ends the text."""
+    """Return the tokens sampled after a chunk and its draft.
+
+    They end with the first token that differs from the draft or ends the text.
+    """
     for position, (token, draft) in enumerate(zip(sampled, chunk.draft, strict=False)):
         if token != draft or token in chunk.sequence.stop.token_ids:
             return sampled[: position + 1]
-        if sampled[position + 1] == NO_TOKEN:  # the next step, without a draft, finds out why
+        if sampled[position + 1] == NO_TOKEN:  # the next step, without a draft, finds the reason
             return sampled[: position + 1]
     return sampled

@@ -1,4 +1,4 @@
-"""`EngineThread`: the engine in a thread of its own, behind a queue."""
+"""`EngineThread`: runs the engine in its own thread, behind a queue of commands."""
 
 import logging
 import queue
@@ -16,45 +16,54 @@ from sharp.serving.engine.report import EngineReport
 
 logger = logging.getLogger(__name__)
 
-# Takes the events of one request, in the engine's thread: it must return at once.
+# A sink receives the events of one request. The engine's thread calls it, so it must return at once.
 Sink = Callable[[Event], None]
 
 
 class StepEngine(Protocol):
-    """What the thread runs: `Engine`, or an encoder's. Only the thread uses it."""
+    """The interface of an engine that `EngineThread` runs. Only the thread calls it."""
 
     @property
     def failed_steps(self) -> int:
-        """How many steps have failed, one after the other."""
+        """The number of consecutive steps that failed."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last call of `step` returned before its step was there, as `interrupt` was called."""
+        """Whether the last call of `step` returned without a result, because `interrupt` was called."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a call of `step` would do something."""
 
     def add(self, request: Any) -> Accepted:
-        """Queue a request."""
+        """Queue a request.
+
+        Raises:
+            AlreadyExistsError: a request with the same id is unfinished.
+            QueueFullError: too much waits already.
+        """
 
     def abort(self, request_id: str) -> list[Event]:
-        """End a request; no event means that there is no such request."""
+        """End a request and return its last events. The list is empty if there is no such request."""
 
     def step(self) -> list[Event]:
-        """Compute one step."""
+        """Compute one step and return the events of its requests. Called only if `has_work`.
+
+        Raises:
+            DeviceLostError: the GPU is lost, so no further step can be computed.
+        """
 
     def interrupt(self) -> None:
-        """Let a call of `step` that only waits return. Any thread may call this."""
+        """Make a call of `step` that only waits return early. Any thread may call this."""
 
     def close(self) -> None:
-        """Wait until nothing is computed."""
+        """Wait until nothing is being computed."""
 
     def report(self) -> EngineReport:
-        """What happened since the last report."""
+        """Return what happened since the last report, and start a new one."""
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless all that it holds agrees."""
+        """Raise RuntimeError unless the engine's state is consistent."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class _Ping:
     done: "Future[None]" = field(default_factory=Future, kw_only=True)
 
     def resolve(self, error: SharpError | None = None) -> None:
-        """Set the result, unless the caller has given up."""
+        """Complete `done` with None or the exception `error`; do nothing if the caller has cancelled it."""
         if not self.done.set_running_or_notify_cancel():
             return
         if error is None:
@@ -84,63 +93,74 @@ class _Abort(_Ping):
 
 
 class EngineThread:
-    """Runs an engine; the frontends give it requests and get events, and never touch its state."""
+    """A thread that runs an engine. Frontends submit requests and get events, and never touch its state."""
 
     def __init__(self, engine: StepEngine, observe: Callable[[EngineReport], None]) -> None:
-        """`observe` gets a report after every step and every change, in the engine's thread."""
+        """Call `observe` with a report after every step and every change, in the engine's thread."""
         self._engine = engine
         self._observe = observe
         self._commands: queue.SimpleQueue[_Submit | _Ping | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
-        # Done when the engine has ended: after stop(), or by a defect of its own.
+        # This future is done when the engine has ended, after stop() or because of an error.
         self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._step_began: float | None = None
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the step that runs now; requests that are left fail."""
+        """End the thread after the step that runs now, and wait for that. Unfinished requests fail with `EngineError`.
+
+        The thread must have been started.
+        """
         self._commands.put(None)
         self._engine.interrupt()
         self._thread.join()
 
     @property
     def seconds_in_step(self) -> float:
-        """How long the step that runs now has taken; 0 between steps."""
+        """The duration of the step that runs now, in seconds; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Queue a request. Its sink gets Accepted, Deltas and Finished, or Failed."""
+        """Queue a request. Its sink receives Accepted, further events and the last Finished, or Failed.
+
+        The sink is called in the engine's thread, or here with Failed if the engine has ended, and must return at once.
+        """
         self._put(_Submit(request, sink))
 
     def abort(self, request_id: str, sink: Sink | None = None) -> "Future[None]":
-        """End a request; the result is NotFoundError when it does not run.
+        """End a request, whose sink then receives its last events.
 
-        With `sink`, only the request that was submitted with it: a refused duplicate must not end the other one.
+        The future raises NotFoundError if the request is not running, and EngineError if the engine has ended. If
+        `sink` is given, end only the request that was submitted with this sink: the end of a refused duplicate must not
+        end the running request of the same id.
         """
         command = _Abort(request_id, sink)
         self._put(command)
         return command.done
 
     def ping(self) -> "Future[None]":
-        """Done when the engine takes it from its queue."""
+        """Return a future that is done when the engine's thread takes the ping from its queue.
+
+        The future raises EngineError if the engine has ended.
+        """
         command = _Ping()
         self._put(command)
         return command.done
 
     @property
     def failed_steps(self) -> int:
-        """See `Engine`."""
+        """The number of consecutive steps that failed."""
         return self._engine.failed_steps
 
     def _put(self, command: _Submit | _Ping) -> None:
         self._commands.put(command)
-        self._engine.interrupt()  # a request may join the step that is planned meanwhile
-        if self.ended.done():  # nobody reads the queue any more
+        self._engine.interrupt()  # a new request may then join the step that is being planned
+        if self.ended.done():  # the thread no longer reads the queue
             self._reject_rest()
 
     def _run(self) -> None:
@@ -151,19 +171,20 @@ class EngineThread:
                 events = self._engine.step() if working else []
                 if not (working and self._engine.interrupted):
                     self._step_began = None
-                # First: who has the last token of a completion finds all of it in the metrics.
+                # Report before delivering, so that a client with the last token of a completion finds the completion in
+                # the metrics.
                 self._observe(self._engine.report())
                 self._deliver(events)
                 if not self._engine.has_work:
-                    self._engine.check_integrity()  # nobody waits now
+                    self._engine.check_integrity()  # the engine is idle, so the check delays no request
         except DeviceLostError as error:
             logger.critical("the engine ends: %s", error)
-        except BaseException:  # a panic of Rust is no Exception, and nobody may wait for ever
+        except BaseException:  # a panic of Rust is not an Exception, and no client may wait forever
             logger.exception("the engine ended")
         self._close()
 
     def _take_commands(self) -> bool:
-        """Carry out what the queue holds, after waiting for something to do; False is the end."""
+        """Execute the queued commands, after waiting for the first if the engine is idle. Return False to end."""
         while True:
             try:
                 command = self._commands.get(block=not self._engine.has_work)
@@ -176,7 +197,7 @@ class EngineThread:
             elif isinstance(command, _Abort):
                 self._abort(command)
                 if not self._engine.has_work:
-                    return True  # idle again: report it before waiting
+                    return True  # the engine is idle again, which is reported before waiting
             else:
                 command.resolve()
 
@@ -184,10 +205,11 @@ class EngineThread:
         request_id = command.request.request_id
         try:
             accepted = self._engine.add(command.request)
-        except SharpError as error:  # the id runs already, or the queue is full
+        except SharpError as error:  # the id is in use, or the queue is full
             command.sink(Failed(request_id, error))
             return
-        except Exception as error:  # say a guide that cannot be copied; nothing of the request is in the engine then
+        # For example, the guide cannot be copied. The engine then holds nothing of the request.
+        except Exception as error:
             logger.exception("request %s failed", request_id)
             command.sink(Failed(request_id, EngineError(f"the request failed: {str(error) or type(error).__name__}")))
             return
@@ -210,7 +232,7 @@ class EngineThread:
             sink(event)
 
     def _close(self) -> None:
-        """Tell everyone who still waits that nothing more will come."""
+        """Fail all unfinished requests and queued commands, and close the engine."""
         for request_id, sink in self._sinks.items():
             sink(Failed(request_id, EngineError("the engine has stopped")))
         self._sinks.clear()

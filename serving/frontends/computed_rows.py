@@ -1,4 +1,4 @@
-"""What the engine made of a request's rows, for models without a cache."""
+"""The rows that the engine computes for a request of a model without a cache."""
 
 from typing import Any
 
@@ -10,14 +10,15 @@ from sharp.serving.api.events import ComputedRows, Finished, FinishReason
 from sharp.serving.frontends.service import EventStream
 
 CUT_SHORT = "the server ended or the request was aborted before it was done; ask again"
-RETRY_SECONDS = 1.0  # after that response; another server may take it at once
+RETRY_SECONDS = 1.0  # the Retry-After of `CUT_SHORT`; another server may take the request at once
 
 
 async def computed_rows(stream: EventStream[Any]) -> tuple[NDArray[np.float32], Finished]:
-    """The rows, and the end of the request.
+    """Return the rows of a stream, float32 [rows, ...], and the event that ends the request.
 
     Raises:
-        UnavailableError: the server ended before it was done.
+        UnavailableError: the server ended, or the request was aborted, before it was done.
+        SharpError: the request failed.
     """
     values = None
     async for event in stream:

@@ -1,4 +1,4 @@
-"""`Health`: whether a request would be served now, found out on the way that requests take."""
+"""`Health`: whether a request would be served now, tested by a probe that goes the way of requests."""
 
 import asyncio
 import time
@@ -11,17 +11,18 @@ from sharp.serving.api.events import Event, Failed, Finished
 if TYPE_CHECKING:
     from sharp.serving.frontends.service import GenerationService
 
-WAIT_SECONDS = 1.0  # of one question for the probe; one that takes longer goes on, and the next one asks for the same
-STARVED_SECONDS = 10.0  # for a thread of a pool; a server that has none for so long is not ready
-# Steps, one after the other, without a token: as many may be the fault of requests. Then a request of its own tells.
+WAIT_SECONDS = 1.0  # how long a caller waits for the probe; a slower probe goes on, and later callers wait for it, too
+STARVED_SECONDS = 10.0  # a server whose probe waits longer for a thread of a pool is not ready
+# After this number of failed steps in a row, the probe generates a token itself, because the requests may have caused
+# the failures.
 MOST_FAILED_STEPS = 3
 THREADS, ENGINE = "a thread", "the engine"
 
 
 class Health:
-    """Sends a probe through the pools of threads and the engine's queue; lives in the event loop of its service.
+    """A probe through the pools of threads and the engine's queue; lives in the event loop of its service.
 
-    A caller waits for a moment only: what counts is how long the probe has been under way.
+    A caller waits for at most `WAIT_SECONDS`. The verdict depends on how long the probe has been under way.
     """
 
     def __init__(self, service: "GenerationService", stall_seconds: float) -> None:
@@ -32,11 +33,11 @@ class Health:
         self._stage = THREADS
 
     async def check_live(self) -> None:
-        """Check that only a restart would not help.
+        """Check that the server needs no restart.
 
         Raises:
-            EngineError: the engine has ended, or its steps fail one after the other, a probe's too.
-            StalledError: the engine, or the threads before it, are stuck.
+            EngineError: the engine has ended, or its last steps and the probe's own request failed.
+            StalledError: the engine or a pool of threads is stuck.
         """
         self._service.check_engine()
         await self._check(self._stall_seconds)
@@ -45,13 +46,13 @@ class Health:
         """Check that a request would be served.
 
         Raises:
-            SharpError: as `check_live`, or the server ends, or its threads have been busy for `STARVED_SECONDS`.
+            SharpError: as `check_live`, or the server is ending, or its threads were busy for `STARVED_SECONDS`.
         """
         self._service.check_serving()
         await self._check(min(STARVED_SECONDS, self._stall_seconds))
 
     async def live(self) -> bool:
-        """`check_live` finds nothing."""
+        """Return whether `check_live` finds no error."""
         try:
             await self.check_live()
         except SharpError:
@@ -59,7 +60,7 @@ class Health:
         return True
 
     async def ready(self) -> bool:
-        """`check_ready` finds nothing."""
+        """Return whether `check_ready` finds no error."""
         try:
             await self.check_ready()
         except SharpError:
@@ -70,7 +71,8 @@ class Health:
         if self._probe is None or self._probe.done():
             self._began = time.monotonic()
             self._probe = asyncio.create_task(self._pass())
-            self._probe.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may ask for it
+            # If no caller asks for the exception, asyncio would log that it was never retrieved.
+            self._probe.add_done_callback(lambda task: task.cancelled() or task.exception())
         probe = self._probe
         await asyncio.wait({probe}, timeout=WAIT_SECONDS)
         if probe.done():
@@ -81,7 +83,11 @@ class Health:
             raise StalledError(f"a request would have waited for {self._stage} for {took:.0f} s; ask another server")
 
     async def _pass(self) -> None:
-        """The way of a request, with nothing to do."""
+        """Go through the pools and the engine as a request does, with nothing to compute.
+
+        Raises:
+            EngineError: the engine has ended, or its last steps and the probe's own request failed.
+        """
         self._stage = THREADS
         for pool in (self._service.parsing, self._service.preparing):
             await pool.run(_nothing, always=True)
@@ -92,13 +98,16 @@ class Health:
             try:
                 await asyncio.wrap_future(self._generate())
             except QueueFullError:
-                return  # no verdict; others wait
+                return  # a full queue says nothing about the steps
             except SharpError as error:
                 text = f"{failed} steps of the engine failed one after the other, and a probe's too: {error}"
                 raise EngineError(text) from error
 
     def _generate(self) -> "Future[None]":
-        """A token, from the model."""
+        """Submit the model's probe request of one token; return a future that is done when it has finished.
+
+        If the request fails, the future raises its error.
+        """
         done: Future[None] = Future()
 
         def take(event: Event) -> None:

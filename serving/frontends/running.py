@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import Manifest, model_version, read_manifest
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import EngineConfig, Settings
 from sharp.serving.encoder.folder import load_encoder_folder
 from sharp.serving.engine.loading import load_model_folder
-from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.engine.mapped_files import watch_mapped_files
 from sharp.serving.engine.report import EngineReport
+from sharp.serving.engine.served_model import ServedModel
 from sharp.serving.engine.thread import EngineThread, StepEngine
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.frontends.token_attention import TokenAttention
@@ -22,32 +23,33 @@ from sharp.serving.observability.metrics import Metrics, ModelMetrics
 from sharp.serving.observability.tracing import otlp_tracing
 from sharp.serving.tensors.folder import KINDS, load_tensor_folder
 from sharp.serving.text.chat_forms import ChatForms, chat_forms
-from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
+from sharp.serving.text.chat_template import ChatTemplate, NoChatTemplate, usable_chat_template
 from sharp.serving.version import sharp_version
 
-# After which a thread must hand over Python's lock. A GPU waits where the event loop holds it as a step ends.
+# Seconds after which a thread must release the interpreter's lock. At the end of a step a GPU waits while the event
+# loop holds the lock.
 SWITCH_SECONDS = 0.0002
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """How the server is set up: what GetServerInfo responds and the start prints.
+    """The configuration of a running server, which GetServerInfo returns and the server prints at its start.
 
     Attributes:
-        version: of Sharp.
-        models: the names of those served.
-        backend: with its device, unless that is the CPU.
-        kernels: attention runs in our kernels, not in standard ops.
-        threads: of the backend.
-        cache_tokens: that the KV cache holds.
-        block_size: tokens of a cache block.
-        max_batch_tokens: of a step.
-        max_sequences: that run together.
-        prefill_chunk_tokens: of prompts in a step, while others decode.
-        prefix_cache: blocks of equal prefixes are shared.
-        max_waiting_requests: beyond which requests are refused.
-        max_waiting_tokens: of prompts that wait, beyond which requests are refused.
-        speculative_tokens: draft tokens of a step; 0 is no speculation.
+        version: the version of Sharp.
+        models: the names of the served models.
+        backend: the name of the backend, with its device unless that is the CPU.
+        kernels: whether attention runs in Sharp's kernels, not in standard ops.
+        threads: the number of threads of the backend.
+        cache_tokens: the number of tokens that the KV cache holds.
+        block_size: the number of tokens of a cache block.
+        max_batch_tokens: the largest number of tokens of a step.
+        max_sequences: the largest number of sequences that run together.
+        prefill_chunk_tokens: the largest number of prompt tokens of a step while other sequences decode.
+        prefix_cache: whether sequences share the cache blocks of equal prefixes.
+        max_waiting_requests: the number of waiting requests beyond which new ones are refused.
+        max_waiting_tokens: the number of prompt tokens of waiting requests beyond which new ones are refused.
+        speculative_tokens: the number of draft tokens of a step; 0 is no speculation.
     """
 
     version: str
@@ -72,18 +74,18 @@ class RunningModel:
 
     Attributes:
         model: the loaded folder.
-        template: its chat template; None without one.
-        engine: the thread of its engine.
-        service: accepts requests.
-        info: how the server is set up.
-        metrics: of this model, among those of the server.
-        api: what requests over HTTP may say.
-        forms: how the model writes calls of tools and thoughts.
-        attention: what its heads do with single tokens.
+        template: the model's chat template, or the reason why there is none.
+        engine: the thread of the model's engine.
+        service: accepts requests for the model.
+        info: the configuration of the server.
+        metrics: the metrics of this model, among those of the server.
+        api: the settings of requests over HTTP.
+        forms: the forms in which the model writes tool calls and reasoning.
+        attention: computes the attention weights of the model's heads on single tokens.
     """
 
-    model: ModelFolder
-    template: ChatTemplate | None
+    model: ServedModel
+    template: ChatTemplate | NoChatTemplate
     engine: EngineThread
     service: GenerationService
     info: ServerInfo
@@ -95,40 +97,74 @@ class RunningModel:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its engine, which is not running yet, and what is said of them at the start."""
+    """A loaded model with its engine, which is not running yet, and facts for `ServerInfo`.
 
-    model: ModelFolder
+    Sizes are in tokens; they are 0 where this kind of model has no such size. `kernels` says whether attention runs
+    Sharp's kernels.
+    """
+
+    model: ServedModel
     engine: StepEngine
     device: str
     kernels: bool
     batch_tokens: int
+    cache_tokens: int = 0
     prefill_chunk_tokens: int = 0
     speculative_tokens: int = 0
 
 
 def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
-    """Load a decoder, an encoder, or a model of sets or of numbers.
+    """Load a decoder, an encoder, or a model of sets or of numbers, and give it the name that the settings choose.
 
     Raises:
         NotFoundError: there is no model folder.
         InputError: the folder cannot be used.
+        SharpError: software that the backend needs is missing, or (`DeviceLostError`) the GPU is lost.
     """
     kind = read_manifest(path, check_files=False).kind
+
+    def named(manifest: Manifest) -> Manifest:
+        return manifest.model_copy(update={"name": settings.api.names[0]}) if settings.api.names else manifest
+
     if kind in KINDS:
-        own, tensors, computing = load_tensor_folder(path, settings.backend, config)
-        return LoadedModel(own, computing, tensors.device, tensors.kernels, computing.batch_tokens)
+        function, rows, computing = load_tensor_folder(path, settings.backend, config)
+        function = replace(function, manifest=named(function.manifest))
+        return LoadedModel(function, computing, rows.device, rows.kernels, computing.batch_tokens)
     if kind == "encoder":
-        folder, encoder, encoding = load_encoder_folder(path, settings.backend, config, settings.encoder)
-        return LoadedModel(folder, encoding, encoder.device, encoder.kernels, encoding.batch_tokens)
+        encoder, rows, encoding = load_encoder_folder(path, settings.backend, config, settings.encoder)
+        encoder = replace(encoder, manifest=named(encoder.manifest))
+        return LoadedModel(encoder, encoding, rows.device, rows.kernels, encoding.batch_tokens)
     model, backend, engine = load_model_folder(path, settings.backend, config)
+    sampling = model.sampling if settings.server.model_sampling else {}
     return LoadedModel(
-        model,
+        replace(model, manifest=named(model.manifest), sampling=sampling),
         engine,
         backend.device,
         backend.kernels,
         config.max_batch_tokens,
+        model.cache_tokens,
         engine.prefill_chunk_tokens,
         engine.speculative_tokens,
+    )
+
+
+def _info(loaded: LoadedModel, settings: Settings) -> ServerInfo:
+    backend, engine = settings.backend, settings.engine
+    return ServerInfo(
+        version=sharp_version(),
+        models=(loaded.model.manifest.name,),
+        backend=f"{backend.name} ({loaded.device})" if loaded.device != "cpu" else backend.name,
+        kernels=loaded.kernels,
+        threads=backend.threads,
+        cache_tokens=loaded.cache_tokens,
+        block_size=loaded.model.manifest.cache.block_size,
+        max_batch_tokens=loaded.batch_tokens,
+        max_sequences=engine.max_sequences,
+        prefill_chunk_tokens=loaded.prefill_chunk_tokens,
+        prefix_cache=engine.prefix_cache,
+        max_waiting_requests=engine.max_waiting_requests,
+        max_waiting_tokens=engine.max_waiting_tokens,
+        speculative_tokens=loaded.speculative_tokens,
     )
 
 
@@ -138,41 +174,30 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
 
     Raises:
         NotFoundError: there is no model folder.
-        InputError: the folder cannot be used.
+        InputError: the folder or a setting cannot be used.
+        SharpError: software that the backend needs is missing, or (`DeviceLostError`) the GPU is lost.
     """
     config = settings.server
     endpoint = config.otlp_traces_endpoint
     tracing = None if endpoint is None else otlp_tracing(endpoint, sharp_version())
-    template = await asyncio.to_thread(load_chat_template, path, settings.api.chat_template)
+    template = await asyncio.to_thread(
+        usable_chat_template, path, settings.api.chat_template, settings.api.on_dropped_content
+    )
     forms = await asyncio.to_thread(chat_forms, template, settings.api)
     engine_config = settings.engine
     if settings.metrics.attention_metrics == "off":
         engine_config = replace(engine_config, attention_interval=0)
-    # In a thread: the event loop must handle signals meanwhile.
+    # In a thread, because the event loop must handle signals meanwhile.
+    mapped = await asyncio.to_thread(watch_mapped_files, path, settings.backend.weights)
+    # Decide this once, because the available memory changes while the model is loaded.
+    weights = "copy" if mapped is None else "map"
+    settings = replace(settings, backend=replace(settings.backend, weights=weights))
     loaded = await asyncio.to_thread(load, path, settings, engine_config)
     model = loaded.model
-    await asyncio.to_thread(model.guides.load)
-    if settings.api.names:
-        model = replace(model, manifest=model.manifest.model_copy(update={"name": settings.api.names[0]}))
-    if not config.model_sampling:
-        model = replace(model, sampling={})
-    info = ServerInfo(
-        version=sharp_version(),
-        models=(model.manifest.name,),
-        backend=f"{settings.backend.name} ({loaded.device})" if loaded.device != "cpu" else settings.backend.name,
-        kernels=loaded.kernels,
-        threads=settings.backend.threads,
-        cache_tokens=model.cache_tokens,
-        block_size=model.manifest.cache.block_size,
-        max_batch_tokens=loaded.batch_tokens,
-        max_sequences=settings.engine.max_sequences,
-        prefill_chunk_tokens=loaded.prefill_chunk_tokens,
-        prefix_cache=settings.engine.prefix_cache,
-        max_waiting_requests=settings.engine.max_waiting_requests,
-        max_waiting_tokens=settings.engine.max_waiting_tokens,
-        speculative_tokens=loaded.speculative_tokens,
-    )
-    model_metrics = metrics.add_model(model.manifest, settings.metrics)
+    generator = model.abilities.generator
+    if generator is not None:
+        await asyncio.to_thread(generator.guides.load)
+    model_metrics = metrics.add_model(model.manifest, settings.metrics, model_version(path))
 
     def observe(report: EngineReport) -> None:
         model_metrics.observe(report)
@@ -189,23 +214,27 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
         config.log_prompts,
         config.max_buffered_bytes,
     )
+    service.isolate_tokens = config.prefix_isolation == "token"
+    service.mapped = mapped if loaded.device == "cpu" else None
     service.names = settings.api.names or service.names
-    attention = TokenAttention(path, model.manifest, loaded.device, settings.backend.threads, kernels=loaded.kernels)
+    attention = TokenAttention(path, model.manifest, loaded.device, settings.backend, kernels=loaded.kernels)
     service.fields = UnknownFields(settings.api.unknown_fields)
-    service.chat_template = None if template is None else template.source
+    service.chat_template = template.source if isinstance(template, ChatTemplate) else None
     if loaded.device != "cpu":
         sys.setswitchinterval(SWITCH_SECONDS)
     thread.start()
     try:
-        yield RunningModel(model, template, thread, service, info, model_metrics, settings.api, forms, attention)
+        yield RunningModel(
+            model, template, thread, service, _info(loaded, settings), model_metrics, settings.api, forms, attention
+        )
     finally:
-        # Not in the event loop: the last step may take a while, and delivers its events to this loop.
+        # Stop in a thread, because the last step may take a while and delivers its events to this event loop.
         await asyncio.to_thread(thread.stop)
         service.close()
         await asyncio.to_thread(attention.close)
-        await asyncio.to_thread(model.guides.end)
+        if generator is not None:
+            await asyncio.to_thread(generator.guides.end)
         metrics.remove_model(model_metrics)
-        if template is not None:
-            template.close()
+        template.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

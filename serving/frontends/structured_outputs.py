@@ -10,24 +10,25 @@ from pydantic import ConfigDict, Field
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import MAX_CHARACTERS, Guided
-from sharp.serving.api.sampling_fields import Flag, StrictMessage, one_of
+from sharp.serving.frontends.json_fields import Flag, StrictMessage, one_of
 
 MOST_CHOICES = 1024
-MOST_TAGS = 256  # 10,000 held the event loop for 4.6 s
+MOST_TAGS = 256  # 10,000 tags blocked the event loop for 4.6 s
 TAG_FORM = '{"structures": [{"begin", "schema", "end"}], "triggers": [...]}'
-NESTED = ("structured_outputs", "guided_decoding")  # the latter is the older name
+NESTED = ("structured_outputs", "guided_decoding")  # guided_decoding is vLLM's older name
 JsonSchema = Annotated[dict[str, Any] | str | bool | None, one_of("a JSON schema, or the text of one")]
+StructuralTag = Annotated[dict[str, Any] | str | None, one_of("a structural tag, or the text of one")]
 
 
 class StructuredOutputs(StrictMessage):
-    """What a completion must match: one of the first six."""
+    """The format that a completion must match; exactly one of the first six fields is set."""
 
     json_: JsonSchema = None
     regex: str | None = None
     choice: Annotated[list[str], Field(max_length=MOST_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Annotated[dict[str, Any] | str | None, one_of("a structural tag, or the text of one")] = None
+    structural_tag: StructuralTag = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: Flag = False
     disable_additional_properties: Flag = False
@@ -37,16 +38,16 @@ class StructuredOutputs(StrictMessage):
 
     @property
     def given(self) -> list[str]:
-        """Which of them are set."""
+        """The names of the fields that are set and say what to match."""
         names = ("json_", "regex", "choice", "grammar", "structural_tag")
         given = [name for name in names if getattr(self, name) is not None]
         return given + (["json_object"] if self.json_object else [])
 
     def guide(self) -> Guided | None:
-        """The same as `Guided`; None where `json_object` is false.
+        """Return these fields as a `Guided`; None if `json_object` is false.
 
         Raises:
-            FieldError: none or several are set, or one cannot be used.
+            FieldError: none or several of the fields are set, or a value cannot be used.
         """
         given = self.given
         if len(given) > 1:
@@ -68,7 +69,7 @@ class StructuredOutputs(StrictMessage):
         return Guided(json=self._schema({"type": "object"} if self.json_ is None else self.json_))
 
     def _schema(self, schema: Any) -> Any:
-        """The schema with what the request says of its layout."""
+        """Return a schema with the request's settings of white space and additional properties."""
         layout = {
             **({"whitespace_flexible": False} if self.disable_any_whitespace else {}),
             **({"whitespace_pattern": self.whitespace_pattern} if self.whitespace_pattern is not None else {}),
@@ -82,7 +83,7 @@ class StructuredOutputs(StrictMessage):
 
 
 class ResponseFormat(StrictMessage):
-    """The format of the completion."""
+    """The field `response_format` of a request: free text, JSON, JSON of a schema, or structures in free text."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: dict[str, Any] | None = None
@@ -91,10 +92,10 @@ class ResponseFormat(StrictMessage):
     format: dict[str, Any] | None = None
 
     def guide(self) -> Guided | None:
-        """The same as `Guided`; None for text.
+        """Return this format as a `Guided`; None for text.
 
         Raises:
-            FieldError: it has no schema.
+            FieldError: the format json_schema has no schema, or a value cannot be used.
         """
         if self.type == "text":
             return None
@@ -104,69 +105,15 @@ class ResponseFormat(StrictMessage):
             return structural_tag({"structures": self.structures, "triggers": self.triggers, "format": self.format})
         schema = (self.json_schema or {}).get("schema")
         if schema is None:
-            raise FieldError("response_format", "response_format.json_schema has no schema")
+            raise FieldError("response_format", "response_format.json_schema has no schema; add the field schema")
         return Guided(json=schema)
 
 
-class StructuredFields(StrictMessage):
-    """The fields of a request that say what its completion must match, besides `guided`."""
-
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_decoding: StructuredOutputs | None = None
-    guided_json: JsonSchema = None
-    guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(max_length=MOST_CHOICES)] | None = None
-    guided_grammar: str | None = None
-    guided_json_object: bool | None = None
-    guided_whitespace_pattern: str | None = None
-    structural_tag: Annotated[dict[str, Any] | str | None, one_of("a structural tag, or the text of one")] = None
-
-    @property
-    def structure_fields(self) -> list[str]:
-        """Which of them are set."""
-        older = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
-        names = [name for name in older if getattr(self, name) is not None]
-        names += ["guided_json_object"] if self.guided_json_object else []
-        for name in NESTED:
-            nested = getattr(self, name)
-            names += [name] if nested is not None and (nested.given or nested.json_object is None) else []
-        formatted = self.response_format is not None and self.response_format.type != "text"
-        return names + (["response_format"] if formatted else [])
-
-    def structure(self) -> Guided | None:
-        """What they say.
-
-        Raises:
-            FieldError: several are set, or one cannot be used.
-        """
-        names = self.structure_fields
-        if not names:
-            return None
-        if len(names) > 1:
-            raise FieldError(names[0], f"{' and '.join(names)} are both set; set one of them")
-        if self.response_format is not None and names == ["response_format"]:
-            return self.response_format.guide()
-        if names[0] in NESTED:
-            nested: StructuredOutputs = getattr(self, names[0])
-            return nested.guide()
-        older: dict[str, Any] = {
-            "json": self.guided_json,
-            "regex": self.guided_regex,
-            "choice": self.guided_choice,
-            "grammar": self.guided_grammar,
-            "json_object": self.guided_json_object,
-            "structural_tag": self.structural_tag,
-            "whitespace_pattern": self.guided_whitespace_pattern,
-        }
-        return StructuredOutputs.model_validate(older).guide()
-
-
 def choice_grammar(choices: list[str]) -> str:
-    """A grammar of a few texts.
+    """Return a grammar that matches one of some texts.
 
     Raises:
-        FieldError: there is none, or one is empty.
+        FieldError: there is no text, or a text is empty.
     """
     if not choices or not all(choices):
         raise FieldError("guided.choice", f"guided.choice is {choices!r:.80}; it must have texts, none of them empty")
@@ -174,24 +121,24 @@ def choice_grammar(choices: list[str]) -> str:
 
 
 def lark(grammar: str) -> str:
-    """A grammar of llama.cpp (GBNF) or of EBNF with `::=` as one of Lark; one of Lark as it is.
+    """Return a grammar of llama.cpp (GBNF) or of EBNF with `::=` as one of Lark, and a Lark grammar unchanged.
 
     Raises:
-        FieldError: it cannot be read.
+        FieldError: the grammar cannot be read.
     """
     if "::=" not in grammar or len(grammar) > MAX_CHARACTERS:
         return grammar
     try:
         return str(any_to_lark(grammar))
-    except Exception as error:  # the library's own, and whatever its parser meets
+    except Exception as error:  # the library has errors of its own, and its parser raises others
         raise FieldError("guided.grammar", f"guided.grammar cannot be used: {error}"[:300]) from error
 
 
 def structural_tag(tag: Mapping[str, Any]) -> Guided:
-    """Words, and after each trigger a text that the schema of its structure allows.
+    """Return a grammar of free text in which the schema of a structure applies after each of its triggers.
 
     Raises:
-        FieldError: it is of another form.
+        FieldError: the tag is of another form.
     """
     form = tag.get("format") or {}
     try:
@@ -210,10 +157,10 @@ def structural_tag(tag: Mapping[str, Any]) -> Guided:
 
 
 def _tags(tag: Mapping[str, Any], form: Mapping[str, Any]) -> list[StructTag]:
-    """The structures of a tag, of vLLM's older form or of the `format` triggered_tags.
+    """Return the structures of a tag, which is of vLLM's older form or has the `format` triggered_tags.
 
     Raises:
-        ValueError: they are not supported, too many, or none.
+        ValueError: the structures are not supported, or there are none or too many.
     """
     triggers, structures = tag.get("triggers"), tag.get("structures")
     if form:
@@ -223,26 +170,26 @@ def _tags(tag: Mapping[str, Any], form: Mapping[str, Any]) -> list[StructTag]:
             if form.get(name):
                 raise ValueError(f"{name} is not supported")
         triggers = form["triggers"]
-        structures = [{**one, "schema": one["content"]["json_schema"]} for one in form["tags"]]
+        structures = [{**structure, "schema": structure["content"]["json_schema"]} for structure in form["tags"]]
     if not structures:
         raise ValueError("it has no structures")
     if max(len(triggers or ()), len(structures)) > MOST_TAGS:
         raise ValueError(f"it has more than {MOST_TAGS} structures or triggers")
     return [
         StructTag(
-            trigger=next(trigger for trigger in triggers or () if one["begin"].startswith(trigger)),
-            begin=one["begin"],
-            grammar=one.get("schema") or {},
-            end=one["end"],
+            trigger=next(trigger for trigger in triggers or () if structure["begin"].startswith(trigger)),
+            begin=structure["begin"],
+            grammar=structure.get("schema") or {},
+            end=structure["end"],
         )
-        for one in structures
+        for structure in structures
     ]
 
 
 def closed(schema: Any) -> Any:
-    """A schema whose objects have no other properties than those it names."""
+    """Return a schema whose objects have no other properties than those that it names."""
     if isinstance(schema, list):
-        return [closed(one) for one in schema]
+        return [closed(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
     inner = {name: closed(value) for name, value in schema.items()}
@@ -251,7 +198,11 @@ def closed(schema: Any) -> Any:
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    """What may come as a text of JSON."""
+    """Return a JSON object that may have come as a text of JSON.
+
+    Raises:
+        FieldError: the value is no JSON object; the message calls it `name`.
+    """
     try:
         value = json.loads(value) if isinstance(value, str) and len(value) <= MAX_CHARACTERS else value
     except (ValueError, RecursionError) as error:

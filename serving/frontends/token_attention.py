@@ -1,9 +1,10 @@
-"""`TokenAttention`: the weights of a head on single tokens, for who looks at a request."""
+"""`TokenAttention`: the attention weights of one head on single tokens, for someone who examines a request."""
 
 from pathlib import Path
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
 from sharp.serving.api.errors import InputError
+from sharp.serving.config import BackendConfig
 from sharp.serving.engine.attention_process import AttentionProcess, TokenWeights, most_tokens, why_not
 from sharp.serving.frontends.admission import Pool
 
@@ -11,32 +12,39 @@ MOST_WAITING = 4
 
 
 class TokenAttention:
-    """Rows of a served model, computed one at a time beside the engine; lives in one event loop."""
+    """Rows of attention weights of a served model, computed one at a time beside the engine, in one event loop."""
 
-    def __init__(self, folder: Path, manifest: Manifest, device: str, threads: int, *, kernels: bool) -> None:
-        """`folder` is the model's, which runs on a device with `threads`, with Sharp's kernels or without."""
+    def __init__(
+        self, folder: Path, manifest: Manifest, device: str, settings: BackendConfig, *, kernels: bool
+    ) -> None:
+        """Take the model in `folder`, which runs on `device`, with Sharp's kernels or without.
+
+        The setting `weights` of `settings` says what the server does, "copy" or "map".
+        """
         self.refusal = why_not(manifest, device, kernels=kernels)
         self.most_tokens = 0 if self.refusal else most_tokens(manifest)
-        self._process = AttentionProcess(folder, max(1, threads // 2))
+        threads = max(1, settings.threads // 2)
+        copy = settings.weights != "map"
+        self._process = AttentionProcess(folder, threads, copy=copy, verify=settings.verify_files)
         self._pool = Pool("computed", 1, MOST_WAITING)
 
     async def row(self, tokens: list[int], layer: int, head: int, position: int) -> TokenWeights:
-        """The weights that a head gives as the token at `position` is read; the numbers are in range.
+        """Return the weights that a head gives as the token at `position` is read; the numbers are in range.
 
         Raises:
-            InputError: the model is not one whose rows can be computed.
-            QueueFullError: `MOST_WAITING` wait already.
-            EngineError, TimeLimitError, UnavailableError: see `AttentionProcess.row`.
+            InputError: rows of this model cannot be computed.
+            QueueFullError: `MOST_WAITING` rows wait already.
+            EngineError, TimeLimitError, UnavailableError: raised by `AttentionProcess.row`.
         """
         self.check()
         return await self._pool.run(lambda: self._process.row(tokens, layer, head, position))
 
     def check(self) -> None:
-        """Raise InputError if the model is not one whose rows can be computed."""
+        """Raise InputError if rows of this model cannot be computed."""
         if self.refusal is not None:
             raise InputError(self.refusal)
 
     def close(self) -> None:
-        """End the process and the thread."""
+        """End the process and the thread that compute rows."""
         self._pool.close()
         self._process.close()

@@ -8,33 +8,39 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sharp.plugins.cli import SharpCommand, status
-from sharp.plugins.output_file import check_can_write
+from sharp.core.cli import SharpCommand, if_interrupted, status
+from sharp.core.machine import available_cpus
+from sharp.core.output_file import check_can_write
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import BackendConfig, EngineConfig
-from sharp.serving.machine import available_cpus
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-CHARACTERS_PER_TOKEN = 8  # of a text that is longer than this, the rest is not read
+CHARACTERS_PER_TOKEN = 8  # text beyond this many characters per token is not read
 
 
 @click.command(cls=SharpCommand, epilog="See also: docs/metrics.md, docs/tutorials/dispersed-heads.md.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("text", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
-@click.option("--tokens", default=16384, show_default=True, type=click.IntRange(min=1), help="Most tokens to read.")
-@click.option("--context", default=1024, show_default=True, help="Tokens of each sequence.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File for the baseline."
+)
+@click.option(
+    "--tokens", default=16384, show_default=True, type=click.IntRange(min=1), help="Maximum number of tokens to read."
+)
+@click.option("--context", default=1024, show_default=True, help="Tokens of each sequence that the text is read in.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads.  [default: one per processor that it may use]")
 def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, threads: int | None) -> None:
     """Record how the attention entropy of every head of the model FOLDER is distributed on TEXT.
 
-    `sharp-serve --attention-baseline FILE` compares what it serves with it: sharp_attention_drift_psi. Take a text like
-    those that the server will see, and --context as long as theirs: longer contexts are not compared.
+    `sharp-serve --attention-baseline FILE` compares the entropies of its requests with the file, in the metric
+    sharp_attention_drift_psi. Choose a TEXT like the requests of the server, and --context as long as theirs, because
+    longer contexts are not compared.
     """
-    import numpy as np  # and the engine: half a second, not for --help
+    # numpy and the engine take half a second to import, which --help need not wait for.
+    import numpy as np
 
     from sharp.serving.api.events import Failed
     from sharp.serving.api.request import GenerateRequest
@@ -47,8 +53,10 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     if context <= LEAST_CONTEXT:
         raise InputError(f"--context is {context}, but must be above {LEAST_CONTEXT}")
     check_can_write(output)
+    if_interrupted("nothing was written")
     backend = BackendConfig(threads=threads or available_cpus())
-    # One sequence at a time, all of it in one step; nothing comes from a cache, so every token is collected.
+    # Sequences run one at a time, each in one step and without a prefix cache, so that every token is computed and
+    # collected.
     config = EngineConfig(
         cache_tokens=max(context, 64),
         max_batch_tokens=max(context, 64),
@@ -65,7 +73,7 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     try:
         start = text.read_text(encoding="utf-8")[: tokens * CHARACTERS_PER_TOKEN]
     except UnicodeDecodeError as error:
-        raise InputError(f"{text} is not text in UTF-8") from error
+        raise InputError(f"{text} is not text in UTF-8; save it as UTF-8, or give another") from error
     ids = tokenize(start, model.manifest, model.tokenizer)[:tokens]
 
     def sequences() -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
@@ -85,7 +93,9 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     values = np.concatenate([empty, *(part for part, _ in parts)], axis=1)
     ranges = np.concatenate([np.zeros(0, np.int64), *(part for _, part in parts)])
     if not np.isfinite(values).all():
-        raise InputError(f"{folder} gives entropies on {text} that are not finite")
+        raise InputError(
+            f"the entropies of {folder} on {text} are not finite; export the model again or choose another text"
+        )
     made = make_baseline(model.manifest, text.name, values, ranges)
     if made is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""`LogWriter`: the log is written by a thread of its own, so that a slow disk or reader holds nobody up."""
+"""`LogWriter`: writes the log in its own thread, so that a slow disk or reader delays no request."""
 
 import logging
 import os
@@ -7,14 +7,15 @@ from collections import deque
 from contextlib import suppress
 from typing import TextIO
 
-MOST_CHARACTERS = 2**22  # that wait to be written; what is logged then is left out, and counted
+MOST_CHARACTERS = 2**22  # maximum number of waiting characters; further lines are dropped and counted
 FLUSH_SECONDS = 1.0
 
 
 class LogWriter(logging.Handler):
-    """Writes to `stream`. What cannot be written, as on a full disk, is lost.
+    """A handler that writes log records to `stream`. Lines that cannot be written, as to a full disk, are lost.
 
-    `logging.handlers.QueueListener` bounds the number of records and not their size, and its end waits for the writer.
+    `logging.handlers.QueueListener` is not used, because it limits the number of records but not their size, and its
+    end waits for the writer.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -25,7 +26,7 @@ class LogWriter(logging.Handler):
         except (OSError, ValueError):  # a stream in memory
             self._descriptor = None
         self._lines: deque[str] = deque()
-        self._characters = 0  # of lines, and of what is being written
+        self._characters = 0  # characters of waiting lines and of the line that is being written
         self._lost = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -33,10 +34,11 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Queue the line of a record for writing, or count it as lost if too much waits."""
         try:
             line = self.format(record) + "\n"
-        except Exception:  # arguments that do not fit their message; logging says so
+        # The arguments do not fit the message. `handleError` reports this as logging usually does.
+        except Exception:
             self.handleError(record)
             return
         with self._changed:
@@ -53,12 +55,12 @@ class LogWriter(logging.Handler):
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is written, for a second at most."""
+        """Wait until all lines are written, for a second at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._characters, FLUSH_SECONDS)
 
     def close(self) -> None:
-        """End the thread once all is written; see `logging.Handler`."""
+        """Close the handler, which drops later records. The thread ends after it has written all lines."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -71,7 +73,7 @@ class LogWriter(logging.Handler):
                 if not self._lines:
                     return
                 line = self._lines.popleft()
-            with suppress(OSError, ValueError):  # a full disk; a stream that was closed
+            with suppress(OSError, ValueError):  # the disk is full, or the stream is closed
                 self._write(line)
             with self._changed:
                 self._characters -= len(line)
@@ -83,5 +85,7 @@ class LogWriter(logging.Handler):
             self._stream.flush()
             return
         rest = line.encode(errors="backslashreplace")
-        while rest:  # not through the stream: at its end, Python would wait for the lock of one that is being written
+        # Write to the descriptor, not to the stream. At exit, Python would wait for the lock of a stream that is being
+        # written.
+        while rest:
             rest = rest[os.write(self._descriptor, rest) :]

@@ -1,9 +1,10 @@
-"""The log of requests: one line for each, when it has ended."""
+"""The log: its form and limits, and the request log with one line for each request, written when it has ended."""
 
 import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,19 +12,50 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter
 
 from sharp.serving.api.errors import SharpError
-from sharp.serving.observability.log_limit import LogLimit
 from sharp.serving.observability.log_writer import LogWriter
 from sharp.serving.observability.request_record import RequestOrigin, RequestRecord
 from sharp.serving.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("sharp.requests")
 
-MOST_ERROR_CHARACTERS = 1000  # it may repeat what a client sent
+MOST_ERROR_CHARACTERS = 1000  # limit, because an error may repeat the client's input
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+REPEAT_SECONDS = 10.0
+MOST_REPEATS = 10  # maximum number of warnings with the same text in REPEAT_SECONDS
+MOST_TEXTS = 1000
+
+
+class LogLimit(logging.Filter):
+    """A filter that passes `MOST_REPEATS` warnings or errors of one text in `REPEAT_SECONDS`, and drops the others.
+
+    The first message after that time tells how many were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record. Records below WARNING always pass."""
+        if record.levelno < logging.WARNING:
+            return True
+        key, now = (record.name, str(record.msg)), time.monotonic()
+        began, count = self._seen.get(key, (now, 0))
+        if now - began >= REPEAT_SECONDS:
+            if count > MOST_REPEATS:
+                record.msg = f"{record.msg} (and {count - MOST_REPEATS} more like it in the {now - began:.0f} s before)"
+            began, count = now, 0
+        if len(self._seen) >= MOST_TEXTS:
+            self._seen.clear()
+        self._seen[key] = began, count + 1
+        return count < MOST_REPEATS
 
 
 def set_up_logging(log_format: str) -> logging.Handler:
-    """Write the log to stderr, as lines of text or of one JSON object each; flush what is returned at the end."""
+    """Write the log to stderr from level INFO on, as lines of JSON if `log_format` is "json", else of text.
+
+    The function replaces all handlers of the root logger. It returns the new handler, which must be flushed at the end.
+    """
     handler = LogWriter(sys.stderr)
     if log_format == "json":
         names = {"asctime": "time", "levelname": "level", "name": "logger"}
@@ -36,7 +68,7 @@ def set_up_logging(log_format: str) -> logging.Handler:
 
 
 def log_request(record: RequestRecord, model: str | None, trace_id: str | None) -> None:
-    """Write the line of a request that has ended; JSON has each of its fields by name."""
+    """Log a request that has ended. In JSON, every field has its name."""
     fields = _fields(record, model, trace_id)
     line = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
     logger.info("request %s", line, extra=fields)
@@ -44,9 +76,9 @@ def log_request(record: RequestRecord, model: str | None, trace_id: str | None) 
 
 @contextmanager
 def refusals_logged(origin: RequestOrigin, model: str | None) -> Iterator[None]:
-    """Write the line of a request that is refused inside, before a `GenerationService` has it.
+    """Log a request that is refused inside the `with` block, before a `GenerationService` has it.
 
-    `model` is None where it is not known yet.
+    `model` is None if the model is not known yet.
     """
     try:
         yield
@@ -56,7 +88,7 @@ def refusals_logged(origin: RequestOrigin, model: str | None) -> Iterator[None]:
 
 
 def log_prompt(record: RequestRecord, tokenizer: Tokenizer | None) -> None:
-    """Write the prompt of a request, for those who ask for it: it may hold what nobody else should read."""
+    """Log the prompt of a request. This must be switched on, because prompts may be confidential."""
     if record.request is not None:
         read = [list(ids) if tokenizer is None else tokenizer.decode(ids) for ids in record.request.prompts]
         prompt: Any = read[0] if len(read) == 1 else read
@@ -66,6 +98,8 @@ def log_prompt(record: RequestRecord, tokenizer: Tokenizer | None) -> None:
 
 def _fields(record: RequestRecord, model: str | None, trace_id: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"protocol": record.origin.protocol, "outcome": record.outcome}
+    if record.origin.host:
+        fields["client"] = record.origin.host
     if model is not None:
         fields["model"] = model
     if record.request is not None:
@@ -86,7 +120,7 @@ def _fields(record: RequestRecord, model: str | None, trace_id: str | None) -> d
 
 
 def _plain(value: Any) -> str:
-    """A value as one word: ids and messages may hold what clients wrote, and must not look like lines of their own."""
+    """Return a value as a single word, so that a client's text in ids and messages cannot look like other log lines."""
     text = str(value)
     return text if re.fullmatch(r"[\w.,:/-]+", text, re.ASCII) else json.dumps(text)
 

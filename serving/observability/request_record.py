@@ -1,4 +1,4 @@
-"""`RequestRecord`: what became of one request, for the log and for traces."""
+"""`RequestRecord`: the history of one request, for the log and for traces."""
 
 import time
 from collections.abc import Mapping
@@ -10,29 +10,38 @@ from sharp.serving.api.request import Request
 
 @dataclass(frozen=True)
 class RequestOrigin:
-    """How a request came: by which protocol, and with what headers (names in lower case)."""
+    """The protocol by which a request came, its headers (names in lower case), its client's address and its token.
+
+    Attributes:
+        host: the address of the client; empty if it is unknown.
+        token: the name of the token (`security.caller.token_name`); empty without one.
+        client: the name of the client whose share of the server the request uses (`security.caller.share_of`).
+    """
 
     protocol: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    token: str = ""
+    client: str = ""
 
 
 @dataclass
 class RequestRecord:
-    """Filled while the request runs; times are seconds of `time.perf_counter`.
+    """The history of a request, filled while the request runs. Times are in seconds of `time.perf_counter`.
 
     Attributes:
-        origin: how it came.
-        arrived: when it came.
-        request: what the engine was given; None while its fields are checked, and when they were refused.
-        submitted: when the engine got it.
-        chunks: the steps that read its prompt.
+        origin: the protocol and the headers of the request.
+        arrived: when the request arrived.
+        request: the request to the engine; None while its fields are being checked, or if they were refused.
+        submitted: when the engine received the request.
+        chunks: the chunks in which the prompt was computed.
         cached_tokens: tokens of the prompt that the prefix cache had.
-        generated_tokens: of all completions.
-        timing: the engine's, of the completion that ended last.
-        reasons: why its completions ended, by number.
-        computed: when the engine was done with it.
-        ended: when its last message had been handed over, or its client was gone.
-        error: why it failed.
+        generated_tokens: generated tokens of all completions.
+        timing: the engine's timing of the completion that ended last.
+        reasons: the finish reasons of the completions, by index.
+        computed: when the engine finished the request.
+        ended: when the last message was handed over, or the client was gone.
+        error: the reason why the request failed.
     """
 
     origin: RequestOrigin
@@ -49,7 +58,7 @@ class RequestRecord:
     error: str | None = None
 
     def take(self, event: Event, now: float) -> None:
-        """Note what an event says, which came at `now`."""
+        """Record an event, which arrived at `now`."""
         if isinstance(event, PromptComputed):
             self.chunks, self.cached_tokens = event.chunks, event.cached_tokens
         elif isinstance(event, Delta):
@@ -62,7 +71,7 @@ class RequestRecord:
 
     @property
     def outcome(self) -> str:
-        """Why it ended: "error", "cancelled" when its client was gone first, or the reasons of its completions."""
+        """The outcome: "error", "cancelled" if the client left before the end, or the completions' finish reasons."""
         if self.error is not None:
             return "error"
         if self.request is None or len(self.reasons) < self.request.completions:

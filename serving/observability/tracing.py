@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span for every request, and in it one for each thing that took time.
+"""OpenTelemetry traces: a span for every request, with child spans for its parts.
 
-W3C trace context is read from the headers of a request and returned with its response. Spans are made when a request
-has ended, from times that were noted anyway, so a step of the engine knows nothing of them.
+W3C trace context is read from the headers of a request and returned with its response. Spans are created when a request
+has ended, from times that are recorded anyway, so tracing adds nothing to a step of the engine.
 """
 
 import time
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MISSING = "traces need OpenTelemetry; install it with: pip install 'sharp-attention[tracing]'"
-EXPORT_SECONDS = 2  # a server that ends waits so long for a collector that is away
-# The same moment on both clocks: spans are in nanoseconds since 1970.
+EXPORT_SECONDS = 2  # time that the server, when it ends, waits for a collector that does not respond
+# Offset from `time.perf_counter` to the nanoseconds since 1970 that spans use.
 EPOCH_NANOSECONDS = time.time_ns() - time.perf_counter_ns()
 
 
 class Tracing:
-    """Makes spans and sends them on."""
+    """A tracer that creates spans and exports them. Times are in seconds of `time.perf_counter`."""
 
     def __init__(self, processor: "SpanProcessor", version: str) -> None:
-        """Hand spans to `processor`.
+        """Export spans through `processor`.
 
         Raises:
             InputError: OpenTelemetry is not installed.
@@ -43,7 +43,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def start(self, origin: RequestOrigin, arrived: float) -> "RequestSpan":
-        """The span of a request that has arrived, within the trace that its headers name."""
+        """Start the span of a request that has arrived, within the trace that the request's headers name."""
         from opentelemetry.trace import SpanKind
 
         parent = self._propagator.extract(dict(origin.headers))
@@ -51,7 +51,7 @@ class Tracing:
         return RequestSpan(self, span)
 
     def headers(self, span: "Span") -> dict[str, str]:
-        """W3C trace context of a span."""
+        """Return the W3C trace context of a span, as headers."""
         from opentelemetry.trace import set_span_in_context
 
         found: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Tracing:
         return found
 
     def part(self, parent: "Span", name: str, began: float, ended: float, attributes: Mapping[str, int]) -> None:
-        """A span inside another one."""
+        """Create a child span of `parent`, from `began` to `ended`."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._tracer.start_span(
@@ -68,12 +68,12 @@ class Tracing:
         span.end(_nanoseconds(ended))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Export the remaining spans and shut down."""
         self._provider.shutdown()
 
 
 class RequestSpan:
-    """The span of one request."""
+    """The OpenTelemetry span of one request; `headers` hold its trace context for the response."""
 
     def __init__(self, tracing: Tracing, span: "Span") -> None:
         self._tracing = tracing
@@ -82,16 +82,16 @@ class RequestSpan:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """The id of the trace, as 32 hexadecimal digits."""
         return format(self._span.get_span_context().trace_id, "032x")
 
     def end(self, record: RequestRecord, model: str) -> None:
-        """End it, with a span for every part of the request."""
+        """End the span, with a child span for every part of the request."""
         from opentelemetry.trace import StatusCode
 
         ended = record.ended if record.ended is not None else time.perf_counter()
         span, part = self._span, self._tracing.part
-        # Names of OpenTelemetry's conventions for generative models, where they have one.
+        # Names follow OpenTelemetry's conventions for generative models, where these have a name.
         span.set_attributes(
             {
                 "gen_ai.response.model": model,
@@ -121,10 +121,10 @@ class RequestSpan:
 
 
 def otlp_tracing(endpoint: str, version: str) -> Tracing:
-    """Traces that are sent over OTLP (gRPC) to `endpoint`, such as http://127.0.0.1:4317.
+    """Return a `Tracing` that sends spans over OTLP (gRPC) to `endpoint`, such as http://127.0.0.1:4317.
 
     Raises:
-        InputError: OpenTelemetry is not installed, or the endpoint is no address.
+        InputError: OpenTelemetry is not installed, or the endpoint is not an address.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

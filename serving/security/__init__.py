@@ -1,1 +1,1 @@
-"""Who is let in, and how: addresses, TLS, tokens."""
+"""Access to the server: addresses, TLS, tokens."""

@@ -1,20 +1,22 @@
-"""TLS from files that are read again when they change: a renewed certificate needs no restart."""
+"""TLS from files that are read again when they change, so that a renewed certificate needs no restart."""
 
 import logging
 import ssl
-import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from sharp.core.file_watch import signature, watch
+from sharp.core.regular_file import read_regular_file
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import TlsConfig
-from sharp.serving.security.file_signature import signature
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_ROUNDS = 4
+MOST_BYTES = 2**20  # of a certificate or key file
 VALIDITY_PROBLEMS = {9: "is not valid yet", 10: "has expired"}  # X509_V_ERR_* of OpenSSL
 
 
@@ -27,7 +29,7 @@ class _Material:
 
 
 class Tls:
-    """What both ports encrypt with. New connections get what the files hold now, unless that cannot be used."""
+    """The certificates of both ports. New connections get what the files hold now, unless that cannot be used."""
 
     def __init__(self, config: TlsConfig) -> None:
         """Read the files.
@@ -36,27 +38,27 @@ class Tls:
             InputError: a file is missing or no PEM, or certificate and key do not belong together.
         """
         self.config = config
-        self._lock = threading.Lock()
-        self._signature = signature(config.files)
+        before = signature(config.files)
         self._material = _read(config)
+        watch(self, before)
 
     def http_context(self) -> ssl.SSLContext:
-        """A context that hands each new connection over to the newest one."""
+        """Return a context that hands each new connection over to the newest context."""
         context = _context(self.config)
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-            connection.context = self._newest().context
+            connection.context = self._material.context
 
         context.sni_callback = choose  # called for every handshake, with or without a name
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Credentials that take a new certificate at the next handshake."""
+        """Return credentials that take a new certificate at the next handshake."""
         served = self._material
 
         def fetch() -> Any | None:
             nonlocal served
-            newest = self._newest()
+            newest = self._material
             if newest is served:
                 return None
             served = newest
@@ -64,23 +66,21 @@ class Tls:
 
         return grpc.dynamic_ssl_server_credentials(
             _grpc_configuration(served),
-            fetch,  # type: ignore[arg-type]  # None is "as before", which the stubs do not know
+            fetch,  # type: ignore[arg-type]  # None means no change, which the stubs do not know
             require_client_authentication=self.config.client_ca is not None,
         )
 
-    def _newest(self) -> _Material:
-        with self._lock:
-            now = signature(self.config.files)
-            if now != self._signature:
-                self._signature = now
-                self._reload()
-            return self._material
+    @property
+    def watched(self) -> tuple[Path, ...]:
+        """The files of the certificate, of its key and of the clients' authorities."""
+        return self.config.files
 
-    def _reload(self) -> None:
+    def reload(self) -> None:
+        """Read the files again. If they cannot be used, new connections still get the old certificate."""
         try:
             self._material = _read(self.config)
             logger.info("TLS: %s was read again", self.config.cert)
-        except InputError as error:  # half-written, perhaps: the next change tells
+        except InputError as error:  # the file may be half-written; its next change is read again
             logger.warning("TLS: %s; new connections still get the old certificate", error)
 
 
@@ -89,9 +89,9 @@ def _read(config: TlsConfig) -> _Material:
     if problem := _validity_problem(config):
         logger.warning("TLS: the certificate %s %s; clients will refuse it", config.cert, problem)
     return _Material(
-        config.cert.read_bytes(),
-        config.key.read_bytes(),
-        None if config.client_ca is None else config.client_ca.read_bytes(),
+        read_regular_file(config.cert, MOST_BYTES),
+        read_regular_file(config.key, MOST_BYTES),
+        None if config.client_ca is None else read_regular_file(config.client_ca, MOST_BYTES),
         context,
     )
 
@@ -99,7 +99,7 @@ def _read(config: TlsConfig) -> _Material:
 def _context(config: TlsConfig) -> ssl.SSLContext:
     for file in config.files:
         if not file.is_file():
-            raise InputError(f"the TLS file {file} does not exist")
+            raise InputError(f"the TLS file {file} does not exist; correct the path")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.cert, config.key, password=_no_password)
@@ -120,15 +120,15 @@ def _context(config: TlsConfig) -> ssl.SSLContext:
 
 
 def _validity_problem(config: TlsConfig) -> str:
-    """What a client's clock would say against the certificate; empty if nothing.
+    """Return why a client would refuse the certificate by its dates; empty if it would not.
 
-    Found out by a handshake with ourselves in memory: Python has no other public way to ask OpenSSL.
+    This is found out by a handshake in memory, because Python has no other public way to ask OpenSSL.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(config.cert, config.key, password=_no_password)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever issued it
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust the certificate whoever issued it
     client.load_verify_locations(config.cert)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (

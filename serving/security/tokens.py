@@ -1,76 +1,83 @@
-"""Bearer tokens: who may ask, from a file that is read again when it changes."""
+"""Bearer tokens of the clients that may use the server, from a file that is read again when it changes."""
 
 import hmac
 import logging
+import stat
 from pathlib import Path
 
+from sharp.core.file_watch import signature, watch
+from sharp.core.regular_file import read_regular_file
 from sharp.serving.api.errors import InputError, UnauthenticatedError
 from sharp.serving.config import ServerConfig
-from sharp.serving.security.file_signature import signature
+from sharp.serving.security.caller import token_name
 
 logger = logging.getLogger(__name__)
 
 SCHEME = "bearer "
+MOST_BYTES = 2**20  # of a file of tokens
 
 
 class Tokens:
-    """The tokens of a file: one a line; empty lines and lines that start with # are left out."""
+    """The tokens of a file, one per line; empty lines and lines that start with # are left out."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
-            InputError: there is no such file, or no token in it, or one with white space or other than ASCII.
+            InputError: there is no such file, or it has no token, or a token has white space or other than ASCII.
         """
         self._path: Path | None = path
-        self._signature: object = signature([path])
+        before = signature(self.watched)
         self._tokens = _read(path)
+        watch(self, before)
 
     @classmethod
     def of_key(cls, key: str) -> "Tokens":
-        """The one token `key`, without a file.
+        """Return the tokens that consist of `key` alone, without a file.
 
         Raises:
-            InputError: it is empty, or has white space or other than ASCII.
+            InputError: the key is empty, or has white space or other than ASCII.
         """
         if not key or not key.isascii() or len(key.split()) != 1:
             raise InputError("api_key cannot be sent: it must be ASCII without spaces, and not empty")
         tokens = cls.__new__(cls)
-        tokens._path, tokens._signature, tokens._tokens = None, None, (key.encode(),)
+        tokens._path, tokens._tokens = None, (key.encode(),)
         return tokens
 
-    def check(self, authorization: str | None) -> None:
-        """Check the value of an `authorization` header.
+    def check(self, authorization: str | None) -> str:
+        """Check the value of an `authorization` header, and return the name of its token.
 
         Raises:
-            UnauthenticatedError: it does not hold one of the tokens.
+            UnauthenticatedError: the header does not hold one of the tokens.
         """
         if authorization is None:
             raise UnauthenticatedError("this server asks for a token; send it as 'authorization: Bearer TOKEN'")
         given = authorization[len(SCHEME) :].strip() if authorization.lower().startswith(SCHEME) else ""
-        # All of them, always: the time must not tell which one it is.
-        if True not in {hmac.compare_digest(given.encode(), token) for token in self._newest()}:
+        # Compare with all tokens always, because the time must not tell which token matches.
+        if True not in [hmac.compare_digest(given.encode(), token) for token in self._tokens]:
             raise UnauthenticatedError("the token is not one that this server knows; ask whoever runs it for one")
+        return token_name(given.encode())
 
-    def _newest(self) -> tuple[bytes, ...]:
-        if self._path is None:
-            return self._tokens
-        now = signature([self._path])
-        if now != self._signature:
-            self._signature = now
+    @property
+    def watched(self) -> tuple[Path, ...]:
+        """The file of the tokens; empty if they come from no file."""
+        return () if self._path is None else (self._path,)
+
+    def reload(self) -> None:
+        """Read the file again. If the file cannot be used, the old tokens stay valid."""
+        for path in self.watched:
             try:
-                self._tokens = _read(self._path)
-                logger.info("tokens: %s was read again", self._path)
+                self._tokens = _read(path)
+                logger.info("tokens: %s was read again", path)
             except InputError as error:
                 logger.warning("tokens: %s; the old ones still count", error)
-        return self._tokens
 
 
 def tokens_of(config: ServerConfig) -> Tokens | None:
-    """Those of a server; None without authentication.
+    """Return the tokens of a server; None without authentication.
 
     Raises:
-        InputError: they cannot be used.
+        InputError: the tokens cannot be used.
     """
     if config.api_key is not None and config.token_file is not None:
         raise InputError("api_key and token_file are both set; set one of them")
@@ -81,9 +88,12 @@ def tokens_of(config: ServerConfig) -> Tokens | None:
 
 def _read(path: Path) -> tuple[bytes, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_regular_file(path, MOST_BYTES).decode().splitlines()
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"the token file {path} cannot be read; it must be text with one token a line") from error
+    if mode & stat.S_IROTH:
+        logger.warning("tokens: every user of this machine can read %s; chmod o-r it", path)
     tokens = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not tokens:
         raise InputError(f"the token file {path} holds no token; write one a line")

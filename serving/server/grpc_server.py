@@ -1,4 +1,4 @@
-"""The gRPC server: our services, health and reflection on one port."""
+"""The gRPC server: the services of Sharp and KServe, health and reflection on one port."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,9 +19,11 @@ from sharp.serving.frontends.grpc.inference import InferenceService
 from sharp.serving.frontends.grpc.kserve import KServeService
 from sharp.serving.frontends.grpc.limits import LimitInterceptor
 from sharp.serving.frontends.grpc.messages import MessageInterceptor
+from sharp.serving.frontends.grpc.refusals import RefusalInterceptor
 from sharp.serving.frontends.grpc.status import Context
 from sharp.serving.frontends.running import ServerInfo
 from sharp.serving.frontends.service import GenerationService
+from sharp.serving.observability.refusals import Refusals
 from sharp.serving.security.address import join
 from sharp.serving.security.tls import Tls
 from sharp.serving.security.tokens import Tokens
@@ -38,8 +40,8 @@ NAMES = (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, 
 
 LAST_MESSAGES_SECONDS = 3
 HEALTH_SECONDS = 1.0
-# A connection on which nothing happens is kept alive through proxies, and one whose client has gone is found out.
-# Clients may ask every 10 s whether the server is there; gRPC's own default cuts them off for asking that often.
+# Pings keep an idle connection alive through proxies, and find out when its client has gone. Clients may ping every
+# 10 s; gRPC's own default would cut them off for pinging that often.
 KEEPALIVE = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -50,9 +52,10 @@ KEEPALIVE = (
 
 
 class _Health(health.HealthServicer):  # type: ignore[misc]
-    """Responds with what a request would meet just then; who watches hears of a change within `HEALTH_SECONDS`.
+    """A health service that responds with what a request would meet now; watchers hear of a change in `HEALTH_SECONDS`.
 
-    What was known before the event loop was busy for a while does not count: the engine may have ended meanwhile.
+    A status from before the event loop was busy for a while does not count, because the engine may have ended
+    meanwhile.
     """
 
     def __init__(self, update: Callable[[], Awaitable[None]]) -> None:
@@ -62,13 +65,13 @@ class _Health(health.HealthServicer):  # type: ignore[misc]
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> health_pb2.HealthCheckResponse:
-        """See `grpc.health.v1`."""
+        """Update the status, and return it."""
         await self._update()
         return await super().Check(request, context)
 
 
 def reflection_v1() -> grpc.GenericRpcHandler:
-    """Reflection under its newer name, with the same messages: newer tools ask for it first."""
+    """Return reflection under its newer name, with the same messages, because newer tools ask for that name first."""
     servicer = ReflectionServicer((*NAMES, REFLECTION_V1))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -79,7 +82,7 @@ def reflection_v1() -> grpc.GenericRpcHandler:
 
 
 class GrpcServer:
-    """Serves one model; lives in one event loop."""
+    """A gRPC server of one model; lives in one event loop."""
 
     def __init__(
         self,
@@ -88,8 +91,9 @@ class GrpcServer:
         config: ServerConfig,
         tls: Tls | None = None,
         tokens: Tokens | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
-        """Bind the port; `tls` None is plain text, `tokens` None lets everyone ask.
+        """Bind the port. Without `tls` it is plain text; without `tokens` or `refusals` nothing is checked or counted.
 
         Raises:
             InputError: the address cannot be bound.
@@ -99,6 +103,7 @@ class GrpcServer:
         self._watch: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=(
+                *(() if refusals is None else (RefusalInterceptor(refusals),)),
                 *(() if tokens is None else (TokenInterceptor(tokens),)),
                 LimitInterceptor(service, config.max_message_bytes, config.body_seconds),
                 MessageInterceptor(),
@@ -106,7 +111,7 @@ class GrpcServer:
             options=(
                 ("grpc.max_receive_message_length", most_request_bytes(service.model, config.max_message_bytes)),
                 ("grpc.max_send_message_length", config.max_message_bytes),
-                # Otherwise a second server would take a share of the first one's connections and nobody would know.
+                # Otherwise a second server on the same port would take a share of the connections, unnoticed.
                 ("grpc.so_reuseport", 0),
                 *KEEPALIVE,
                 ("grpc.max_concurrent_streams", config.max_streams),
@@ -142,7 +147,10 @@ class GrpcServer:
             raise InputError(f"cannot listen on {address}; choose another --grpc-port") from error
 
     async def start(self) -> None:
-        """Begin to serve and say so in health."""
+        """Begin to serve, and set health to SERVING if the service is ready, else to NOT_SERVING.
+
+        From then on health is updated every second (`HEALTH_SECONDS`), until `announce_end`.
+        """
         await self._server.start()
         await self._update_health()
         self._watch = asyncio.create_task(self._watch_health())
@@ -153,20 +161,23 @@ class GrpcServer:
             await self._update_health()
 
     async def _update_health(self) -> None:
-        """Say in health what a request would meet now."""
+        """Set the status of health to what a request would meet now."""
         serving = await self._service.health.ready()
         if serving != self._serving:
             status = health_pb2.HealthCheckResponse
             for service in ("", *SERVICES):
                 await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
-            self._serving = serving  # now: a probe that is given up meanwhile leaves it to the next one
+            self._serving = serving  # set last: if this is cancelled before, the next update sends the status
 
     async def announce_end(self) -> None:
-        """Say in health that it ends."""
+        """Set health to NOT_SERVING for good, and stop updating it. Call before `stop`."""
         if self._watch is not None:
             self._watch.cancel()
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """End, and cancel what still runs after the last messages had a moment to leave."""
+        """End the server; calls that still run have 3 s for their last messages before they are cancelled.
+
+        Call `announce_end` before, which ends the task that updates health.
+        """
         await self._server.stop(LAST_MESSAGES_SECONDS)

@@ -23,7 +23,7 @@ two flags, as `--kernels` and `--no-kernels`; in the file and in the environment
 
 
 def settings_page() -> str:
-    """The page in Markdown."""
+    """Return the Markdown of docs/reference/settings.md, with a table of all settings of `sharp-serve`."""
     parts = [INTRODUCTION]
     for group in GROUPS:
         rows = [_row(setting) for setting in SERVER_SETTINGS if setting.group == group]
@@ -39,7 +39,7 @@ def _row(setting: ServerSetting) -> str:
 
 
 def _values(setting: ServerSetting) -> str:
-    """The type and the limits, or all choices."""
+    """Return the type and the limits of a setting, or all choices."""
     metadata = setting.metadata
     if metadata.choices:
         return f"one of {', '.join(f'`{choice}`' for choice in metadata.choices)}"

@@ -1,14 +1,15 @@
-"""Reading the settings of `sharp-serve`: flags first, then the environment, then a TOML file.
+"""The settings of `sharp-serve` from their sources: flags first, then the environment, then a TOML file.
 
-A setting has one name: `grpc_port` in the file, `SHARP_GRPC_PORT` in the environment, `--grpc-port` as a flag. It is
-stated once, as a field with a `Setting` in `sharp.serving.config`.
+A setting has one name: `grpc_port` in the file, `SHARP_GRPC_PORT` in the environment, `--grpc-port` as a flag. The name
+is stated once, as a field with a `Setting` in `sharp.serving.config`.
 """
 
 import logging
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -16,6 +17,8 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 
+from sharp.core.model_cache import CACHE_VARIABLE
+from sharp.core.regular_file import read_regular_file
 from sharp.serving.api.errors import InputError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig, Settings, TlsConfig
@@ -25,9 +28,14 @@ from sharp.serving.setting import Setting, settings_of
 logger = logging.getLogger(__name__)
 
 PREFIX = "SHARP_"
+MOST_BYTES = 2**20  # of a file of settings
 CONFIG_VARIABLE = "SHARP_CONFIG"
-OTHER_VARIABLES = {CONFIG_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER", "SHARP_ISA"}  # clients, the kernel library
-# The components, and the group of the help that their settings are in unless they say another.
+# The types of pydantic's errors int_parsing, int_type, bool_parsing, ..., as users say them.
+KINDS = {"int": "a whole number", "int_from": "a whole number", "float": "a number", "bool": "true or false"}
+KINDS |= {"string": "text", "path": "a path"}
+# Variables that are no settings: this file's own, and those of the cache, of clients and of the kernel library.
+OTHER_VARIABLES = {CONFIG_VARIABLE, CACHE_VARIABLE, "SHARP_TOKEN", "SHARP_LIBRARY_FOLDER", "SHARP_ISA"}
+# The components of the configuration, and the group of their settings in the help, unless a setting names another.
 COMPONENTS = {
     ServerConfig: "Network",
     TlsConfig: "Security",
@@ -42,7 +50,10 @@ GROUPS = ("Model", "Network", "Security", "API", "Memory", "Scheduling", "Limits
 
 @dataclass(frozen=True)
 class ServerSetting:
-    """A setting, and the field of the configuration that it fills."""
+    """A setting of `sharp-serve`: the dataclass field that it fills, and its names as flag, variable and TOML key.
+
+    `component` is the dataclass, `annotation` the field's type, `metadata` the description.
+    """
 
     component: type
     field: Field[Any]
@@ -51,33 +62,33 @@ class ServerSetting:
 
     @property
     def name(self) -> str:
-        """In a TOML file."""
+        """The name of the setting in a TOML file."""
         return self.metadata.name or self.field.name
 
     @property
     def group(self) -> str:
-        """Of the help."""
+        """The group of the setting in the help."""
         return self.metadata.group or COMPONENTS[self.component]
 
     @property
     def flag(self) -> str:
-        """On the command line."""
+        """The flag of the setting on the command line, such as --grpc-port."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
-        """In the environment."""
+        """The environment variable of the setting, such as SHARP_GRPC_PORT."""
         return PREFIX + self.name.upper()
 
     @property
     def type(self) -> Any:
-        """bool, int, float, str or Path."""
+        """The type of the value: bool, int, float, str or Path."""
         plain = get_args(self.annotation)[0]  # of Annotated[X, ...]
         return next((kind for kind in get_args(plain) if kind is not NoneType), plain)  # of X | None
 
     @property
     def default_text(self) -> str:
-        """The default for users; empty where there is none."""
+        """The default as users read it; empty if there is none."""
         default = self.field.default
         if self.metadata.default or default is None or default is MISSING:
             return self.metadata.default
@@ -110,7 +121,7 @@ class _Checks(BaseModel):
 
 
 def _model_field(setting: ServerSetting) -> Any:
-    """Type and default for pydantic, which converts strings of the environment and values of TOML."""
+    """Return type and default for pydantic, which converts strings of the environment and values of TOML."""
     field = setting.field
     if field.default_factory is not MISSING:
         return setting.annotation, FieldInfo(default_factory=field.default_factory)
@@ -124,44 +135,72 @@ ServeSettings = create_model("ServeSettings", __base__=_Checks, **_MODEL_FIELDS)
 
 
 def read_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """The settings of a server from the flags that were given, the environment and the file `config`.
+    """Return the settings of a server from the flags that were given, the environment and the file `config`.
 
     Raises:
-        InputError: the file cannot be read, a name is not known, or a value cannot be used; the message says where.
+        InputError: the file does not exist or is not TOML, a name is not known, or a value cannot be used; the message
+            says where.
+        OSError: the file cannot be read.
     """
+    in_file, in_environment = _read_file(config), _read_environment()
+    values = {**in_file, **in_environment, **flags}
+
+    def source(name: str) -> str:
+        """Return where the value of a setting comes from, as the end of a message; empty for a flag."""
+        if name in flags or name not in values:
+            return ""
+        return f" (variable {PREFIX}{name.upper()})" if name in in_environment else f" (in {config})"
+
     try:
-        return _configuration(ServeSettings(**{**_read_file(config), **_read_environment(), **flags}))
+        return _configuration(ServeSettings(**values))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            message = "there is no such setting; sharp-serve --help=all lists them"
-        raise InputError(f"{name}: {message}" if name else message) from error
+            message = f"there is no such setting; {_meant(name, _MODEL_FIELDS)}sharp-serve --help=all lists them"
+        elif (kind := KINDS.get(first["type"].rpartition("_")[0])) is not None:
+            raise InputError(f"{name} is {values[name]!r}; it must be {kind}{source(name)}") from error
+        raise InputError(f"{name}: {message}{source(name)}" if name else message) from error
+    except InputError as error:  # begins with the setting's name, see `sharp.serving.setting.Setting.check`
+        raise InputError(f"{error}{source(str(error).partition(' ')[0])}") from error
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """Return a question with the one of `names` that is close to a wrong name; empty if none is."""
+    close = get_close_matches(name, names, 1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _read_file(config: Path | None) -> dict[str, Any]:
     if config is None:
         return {}
     if not config.is_file():
-        raise InputError(f"the configuration {config} does not exist")
+        raise InputError(f"the configuration {config} does not exist; correct --config")
     try:
-        return tomllib.loads(config.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular_file(config, MOST_BYTES).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{config} is not TOML: {error}") from error
+        raise InputError(f"{config} is not TOML: {error}; correct it") from error
 
 
 def _read_environment() -> dict[str, str]:
     names = {setting.variable: setting.name for setting in SERVER_SETTINGS}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in KNOWN_VARIABLES:
-            logger.warning("%s is no setting of sharp-serve; sharp-serve --help=all lists them", variable)
+            meant = _meant(variable, names)
+            logger.warning("%s is no setting of sharp-serve; %ssharp-serve --help=all lists them", variable, meant)
     return {names[variable.upper()]: value for variable, value in os.environ.items() if variable.upper() in names}
 
 
 def _configuration(values: BaseModel) -> Settings:
     def component(kind: type) -> Any:
-        return kind(**{one.field.name: getattr(values, one.name) for one in SERVER_SETTINGS if one.component is kind})
+        return kind(
+            **{
+                setting.field.name: getattr(values, setting.name)
+                for setting in SERVER_SETTINGS
+                if setting.component is kind
+            }
+        )
 
     server: ServerConfig = component(ServerConfig)
     if "tls_cert" in values.model_dump(exclude_none=True):

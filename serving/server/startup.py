@@ -1,18 +1,17 @@
-"""What a server prints when it starts: everything that was decided."""
+"""The block that a server prints when it starts: all decisions about the model, the engine and the addresses."""
 
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from sharp.plugins.manifest import Port
+from sharp.core.manifest import Port
+from sharp.core.table import Table
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.config import MIB, ServerConfig
-from sharp.serving.encoder.folder import EncoderFolder
 from sharp.serving.server.server import Started
-from sharp.serving.tensors.folder import TensorFolder
 
 
 def print_startup(started: Started) -> None:
@@ -54,51 +53,57 @@ def print_startup(started: Started) -> None:
     table = Table(title=f"Sharp {info.version}", title_justify="left", show_header=False, box=None)
     for name, value in rows.items():
         table.add_row(name, value)
-    # A pipe has no width: lines stay whole for who reads them.
+    # A pipe has no width, so the lines stay whole.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _endpoints(started: Started) -> str:
-    """What of the API is not there, or all that is."""
-    if isinstance(started.model, EncoderFolder):
-        return " (embeddings, rerank, score)" if started.model.embedding else " (rerank, score)"
-    if isinstance(started.model, TensorFolder):
+    """Return a note in brackets on the part of OpenAI's API that the model has; empty if it has all of it."""
+    abilities = started.model.abilities
+    if abilities.encoder is not None:
+        return " (embeddings, rerank, score)" if abilities.encoder.embedding else " (rerank, score)"
+    if abilities.generator is None:
         return " (models only)"
     return "" if started.chat else " (no chat template: completions only)"
 
 
 def _size_rows(started: Started) -> dict[str, str]:
-    """How much is computed together, and how."""
-    manifest, info, engine = started.model.manifest, started.info, started.settings.engine
-    together = f"{info.max_batch_tokens} tokens a step, {info.max_sequences} sequences together"
-    if isinstance(started.model, EncoderFolder):
-        embedding = started.model.embedding
-        rows = {"context": f"{started.model.context_limit} tokens of a text", "batch": together}
-        if embedding is not None:
+    """Return the lines of the startup block on context and batch, and for this kind of model others, by title."""
+    model, info, abilities = started.model, started.info, started.model.abilities
+    if (tensors := abilities.tensors) is not None:
+        name = tensors.length_name
+        return {
+            "inputs": ", ".join(f"{port.name} {shape_of(port)}" for port in tensors.inputs),
+            "output": f"{tensors.output.name} {shape_of(tensors.output)}",
+            "context": f"{model.context_limit} as the {name} of a row, {model.request_limit} of a request",
+            "batch": f"{info.max_batch_tokens} {name} a step, {info.max_sequences} rows together",
+        }
+    batch = f"{info.max_batch_tokens} tokens a step, {info.max_sequences} sequences together"
+    if abilities.encoder is not None:
+        rows = {"context": f"{model.context_limit} tokens of a text", "batch": batch}
+        if (embedding := abilities.encoder.embedding) is not None:
             how = f"{embedding.pooling} pooling, {'normalized' if embedding.normalize else 'not normalized'}"
             rows["embeddings"] = f"{embedding.size} dimensions, {how}"
         return rows
-    if isinstance(started.model, TensorFolder):
-        model = started.model
-        return {
-            "inputs": ", ".join(f"{port.name} {shape_of(port)}" for port in model.inputs),
-            "output": f"{model.output.name} {shape_of(model.output)}",
-            "context": f"{model.longest} as the {model.length_name} of a row, {model.request_limit} of a request",
-            "batch": f"{info.max_batch_tokens} {model.length_name} a step, {info.max_sequences} rows together",
-        }
+    return _decoder_rows(started, abilities.require_generator().sampling, batch)
+
+
+def _decoder_rows(started: Started, recommended: Mapping[str, float], batch: str) -> dict[str, str]:
+    manifest, info = started.model.manifest, started.info
+    limit = started.model.context_limit
+    model_limit = f" (the model takes {manifest.max_context})" if limit < manifest.max_context else ""
     cache_bytes = info.cache_tokens // info.block_size * bytes_per_block(manifest, screened=info.kernels)
-    sampling = {"temperature": SamplingParams().temperature, **started.model.sampling}
+    sampling = {"temperature": SamplingParams().temperature, **recommended}
+    source = f" ({manifest.sampling_source})" if recommended and manifest.sampling_source else ""
     return {
-        "context": f"{started.model.context_limit} tokens"
-        + (f" (the model takes {manifest.max_context})" if started.model.context_limit < manifest.max_context else "")
-        + f", trained on {manifest.trained_context}",
+        "context": f"{limit} tokens{model_limit}, trained on {manifest.trained_context}",
         "cache": f"{info.cache_tokens} tokens in blocks of {info.block_size}, {manifest.cache.dtype}, "
         f"{cache_bytes / MIB:.0f} MiB",
-        "batch": together,
+        "batch": batch,
         "sampling": ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-        + " unless a request says otherwise",
+        + f"{source} unless a request says otherwise",
         "prompts": f"at most {info.prefill_chunk_tokens} tokens a step while others decode, prefix cache "
-        + ("on" if engine.prefix_cache else "off"),
+        + ("on" if info.prefix_cache else "off"),
         "drafts": f"up to {info.speculative_tokens} tokens a step (prompt lookup)"
         if info.speculative_tokens
         else "none",
@@ -106,7 +111,7 @@ def _size_rows(started: Started) -> dict[str, str]:
 
 
 def shape_of(port: Port) -> str:
-    """The shape of a tensor, with names of dimensions that vary."""
+    """Return the shape of a tensor, with names for the dimensions that vary."""
     return escape(f"[{', '.join(map(str, port.shape))}]")
 
 

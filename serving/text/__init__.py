@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, chat templates, stop strings, tool calls."""
+"""Text and tokens: tokenizer, chat templates, stop strings, and parsers of tool calls and reasoning."""

@@ -1,17 +1,18 @@
-"""`ChatForms`: how a model writes calls of tools and thoughts, and `MessageParser`, which takes them out of a text."""
+"""`ChatForms`: the formats of a model's tool calls and reasoning. `MessageParser`: extracts both from a text."""
 
 import re
 from dataclasses import dataclass
 
 from sharp.serving.api_config import ApiConfig
-from sharp.serving.text.chat_template import ChatTemplate
+from sharp.serving.text.chat_template import ChatTemplate, NoChatTemplate
 from sharp.serving.text.reasoning import FORMS, ReasoningForm, ReasoningParser
 from sharp.serving.text.tool_calls import CALL_START, ToolCall, ToolCallParser
 from sharp.serving.text.tool_parsers import TOOL_CALLS, Llama3Parser, MistralParser, PythonicParser
 
-# As the instructions of templates show Hermes' form; with other fields first it would be no JSON that is read here.
+# Hermes' format as the instructions in templates show it. With other fields first, `ToolCallParser` cannot read the
+# calls.
 SHOWN_CALL = re.compile(CALL_START + r"""\s*\{\s*["'](name|arguments)["']""")
-PARAMETERS = '"properties"'  # in the description of the tool, which looks like a call, too
+PARAMETERS = '"properties"'  # part of the description of a tool, which also looks like a call
 PARSERS: dict[str, type[ToolCallParser]] = {
     "hermes": ToolCallParser,
     "qwen": ToolCallParser,
@@ -24,11 +25,11 @@ PARSERS: dict[str, type[ToolCallParser]] = {
 
 @dataclass(frozen=True)
 class ChatForms:
-    """How a model writes what is not the text of its message.
+    """The formats in which a model writes tool calls and reasoning.
 
     Attributes:
-        tools: the parser of its calls; None where it writes them in a form that nobody reads.
-        reasoning: the marks of its thoughts; None where it has none, or they stay in the text.
+        tools: the parser of the model's calls; None if no parser reads the model's format.
+        reasoning: the marks of the model's reasoning; None if it has none, or if reasoning stays in the text.
     """
 
     tools: type[ToolCallParser] | None = ToolCallParser
@@ -36,23 +37,23 @@ class ChatForms:
 
     @property
     def shows_special_tokens(self) -> bool:
-        """Whether its marks are special tokens, without which they cannot be seen."""
+        """Whether the marks of calls or reasoning are special tokens, so that text must include special tokens."""
         thoughts = self.reasoning is not None and self.reasoning.special_tokens
         return thoughts or (self.tools is not None and self.tools.special_tokens)
 
 
-def chat_forms(template: ChatTemplate | None, api: ApiConfig) -> ChatForms:
-    """Those that the settings say, or the template shows."""
+def chat_forms(template: ChatTemplate | NoChatTemplate, api: ApiConfig) -> ChatForms:
+    """Return the forms that the settings name, or else those that the template shows."""
     reasoning = FORMS.get(api.reasoning_parser)
     if api.tool_parser != "auto":
         return ChatForms(PARSERS[api.tool_parser], reasoning)
-    return ChatForms(None if template is None else found_parser(template), reasoning)
+    return ChatForms(found_parser(template) if isinstance(template, ChatTemplate) else None, reasoning)
 
 
 def found_parser(template: ChatTemplate) -> type[ToolCallParser] | None:
-    """The parser that reads calls as a template writes them, or tells the model to.
+    """Return the parser for the format of calls that a template writes or describes, or None.
 
-    `<tool_call>` alone says nothing: Qwen3-Coder and GLM have XML in it.
+    `<tool_call>` alone is no proof of Hermes' format, because Qwen3-Coder and GLM write XML inside it.
     """
     text = template.sample_call()
     if ToolCallParser().push(text)[1] or SHOWN_CALL.search(text):
@@ -71,7 +72,7 @@ def found_parser(template: ChatTemplate) -> type[ToolCallParser] | None:
 
 @dataclass(frozen=True)
 class MessageParts:
-    """What became certain of a message."""
+    """New parts of a message that are final: reasoning, content and calls."""
 
     reasoning: str = ""
     content: str = ""
@@ -79,20 +80,20 @@ class MessageParts:
 
 
 class MessageParser:
-    """Takes thoughts and calls out of a growing text."""
+    """A parser that extracts reasoning and tool calls from a growing text: `push` its pieces, then `end` it once."""
 
     def __init__(self, tools: ToolCallParser | None = None, reasoning: ReasoningParser | None = None) -> None:
         self._tools = tools
         self._reasoning = reasoning
-        self.known = 0  # calls that were returned
+        self.known = 0  # number of calls returned so far
 
     def push(self, text: str) -> MessageParts:
-        """Add `text`."""
+        """Add `text` and return the parts of the message that are now final."""
         thought, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
         return self._parts(thought, content)
 
     def end(self, *, cut: bool = False) -> MessageParts:
-        """What was held back, once no more will come: of a text that was `cut` off, a call that began is none."""
+        """Return the held-back parts after the last `push`. If the text was `cut` off, drop an unfinished call."""
         thought, content = ("", "") if self._reasoning is None else self._reasoning.end()
         parts = self._parts(thought, content)
         if self._tools is None:

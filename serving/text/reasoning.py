@@ -1,4 +1,4 @@
-"""What a model thinks before it responds, taken out of its text."""
+"""`ReasoningParser`: separates a model's reasoning from the content of its message."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from sharp.serving.text.stop_condition import longest_start_at_end
 
 @dataclass(frozen=True)
 class ReasoningForm:
-    """How thoughts are marked.
+    """The marks around a model's reasoning.
 
     Attributes:
-        start: the mark before them.
-        end: the mark after them.
-        inside: a completion begins inside a thought, without the mark.
-        special_tokens: the marks are special tokens, which a text has on request only.
+        start: the mark before the reasoning.
+        end: the mark after the reasoning.
+        inside: a completion begins inside the reasoning, without `start`.
+        special_tokens: the marks are special tokens, which decoding leaves out unless requested.
     """
 
     start: str
@@ -30,20 +30,20 @@ FORMS = {
 
 
 class ReasoningParser:
-    """Splits a growing text into a thought and the content after it."""
+    """A parser that splits a growing text into reasoning and the content after it."""
 
     def __init__(self, form: ReasoningForm, prompt: str = "") -> None:
-        """`prompt` is what the text follows: it may have begun a thought, or ended an empty one."""
+        """Parse the text that follows `prompt`, which may end inside the reasoning, or with an empty reasoning."""
         self._form = form
         before = prompt.rstrip()
         inside = before.endswith(form.start) or form.inside
         self._state = "content" if before.endswith(form.end) else "thought" if inside else "start"
-        self._marked = False  # the mark that begins a thought has come
-        self._thought = self._content = False  # a part of each was returned
+        self._marked = False  # the mark that begins the reasoning was found
+        self._thought = self._content = False  # whether a part of each was returned
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add `text`; return what is surely a part of the thought, and of the content."""
+        """Add `text`. Return the text that certainly belongs to the reasoning, and to the content."""
         self._held += text
         if self._state == "start":
             begun, start = self._held.lstrip(), self._form.start
@@ -54,7 +54,7 @@ class ReasoningParser:
         content = ""
         if self._state == "content":
             content, self._held = self._held, ""
-            if self._thought and not self._content:  # the lines between them are a part of neither
+            if self._thought and not self._content:  # blank lines between reasoning and content belong to neither
                 content = content.lstrip("\n")
             self._content = self._content or bool(content)
         return thought, content
@@ -75,12 +75,13 @@ class ReasoningParser:
             self._thought = True
             return thought
         keep = longest_start_at_end(self._held, self._form.end)
-        certain = self._held[: len(self._held) - keep].rstrip("\n")  # lines at the end are no part of it
+        # blank lines at the end do not belong to the reasoning
+        certain = self._held[: len(self._held) - keep].rstrip("\n")
         self._held = self._held[len(certain) :]
         self._thought = self._thought or bool(certain)
         return certain
 
     def end(self) -> tuple[str, str]:
-        """What was held back, once no more will come."""
+        """Return the held-back text after the last `push`, as reasoning and content."""
         held, self._held = self._held, ""
         return ("", held) if self._state != "thought" else (held.rstrip("\n"), "")

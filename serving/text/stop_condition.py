@@ -1,4 +1,4 @@
-"""`StopCondition`: the text of a sequence, token by token, and the stop string or token that ends it."""
+"""`StopCondition`: decodes the tokens of a sequence to text and finds the stop string or token that ends it."""
 
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.text.detokenizer import Detokenizer
@@ -6,7 +6,7 @@ from sharp.serving.text.tokenizer import Tokenizer
 
 
 class StopCondition:
-    """Turns generated tokens into text and finds stop tokens and stop strings in them.
+    """A decoder of generated tokens that finds stop tokens and stop strings in them.
 
     Attributes:
         token_ids: the tokens that end the sequence.
@@ -19,9 +19,9 @@ class StopCondition:
         eos_token_ids: tuple[int, ...],
         last_prompt_token: int,
     ) -> None:
-        """Without a tokenizer the text stays empty. The first token follows `last_prompt_token`."""
+        """Follow a sequence whose first token comes after `last_prompt_token`. Without a tokenizer it has no text."""
         self.token_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
-        # Decoding leaves out special tokens, so a stop string that is one is found by its id.
+        # Decoding leaves out special tokens, so a stop string that is a special token is found by its id.
         self._special = tokenizer.special_tokens(params.stop) if tokenizer and params.stop else {}
         self._include_stop = params.include_stop_str_in_output
         shown = not params.skip_special_tokens
@@ -29,16 +29,16 @@ class StopCondition:
         self._strings = StopStrings(params.stop, shown=params.include_stop_str_in_output)
 
     def push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | int | None]:
-        """Add a token; return the text that became certain, and the stop string or token that was found.
+        """Add a token. Return the text that is now final, and the stop string or token that was found, or None.
 
-        Stop strings count only if the sequence `may_stop`: before `min_tokens` it may not.
+        Stop strings count only if `may_stop`, which is false before `min_tokens`.
         """
         if token_id in self.token_ids or (may_stop and token_id in self._special):
             return self._stop_at(token_id)
         return self._push(token_id, may_stop=may_stop)
 
     def flush(self) -> tuple[str, str | None]:
-        """The text that was held back, once no token will come, and the stop string that was found in it."""
+        """Return the held-back text after the last token, and the stop string that was found in it, or None."""
         text, matched = self._strings.push(self._detokenizer.flush() if self._detokenizer else "")
         return (text, matched) if matched is not None else (text + self._strings.flush(), None)
 
@@ -47,7 +47,7 @@ class StopCondition:
         return self._strings.push(text) if may_stop else (text, None)
 
     def _stop_at(self, token_id: int) -> tuple[str, str | int]:
-        """The last text of a sequence that ends at a stop token, and what matched, a stop string first."""
+        """Return the last text of a sequence that ends at a stop token, and its stop string, if any, or the token."""
         text, matched = self._push(token_id, may_stop=True) if self._include_stop else ("", None)
         if matched is None:
             rest, matched = self.flush()
@@ -61,19 +61,19 @@ class StopCondition:
 
 
 class StopStrings:
-    """Finds the first of some strings in a growing text and holds back what may become one."""
+    """A search for the first of some strings in a growing text, which holds back text that may become one of them."""
 
     def __init__(self, strings: tuple[str, ...], *, shown: bool = False) -> None:
-        """The string that is found is a part of the text if it is to be `shown`."""
+        """Search for `strings`. If `shown`, the string that is found belongs to the text."""
         self._strings = strings
         self._shown = shown
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Add `text`; return the text that is safe to show now, and the stop string that was found.
+        """Add `text`. Return the text that is safe to show now, and the stop string that was found, or None.
 
-        The text that is shown ends before the stop string, or with it. Of two that are found at once, the one that
-        starts earlier counts, then the one that was listed first.
+        The shown text ends before the stop string, or with it if `shown`. If two strings are found at once, the one
+        that starts earlier counts, then the one that is listed first.
         """
         if not self._strings:
             return text, None
@@ -87,11 +87,11 @@ class StopStrings:
         return shown, None
 
     def flush(self) -> str:
-        """The text that was held back, once no more will come."""
+        """Return the held-back text, after the last `push`."""
         held, self._held = self._held, ""
         return held
 
 
 def longest_start_at_end(text: str, string: str) -> int:
-    """The length of the longest proper start of `string` that `text` ends with."""
+    """Return the length of the longest proper prefix of `string` that `text` ends with."""
     return next((n for n in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:n])), 0)

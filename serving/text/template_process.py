@@ -1,4 +1,4 @@
-"""`TemplateProcess`: chat templates run in another process, where their time, memory and output are limited."""
+"""`TemplateProcess`: renders chat templates in another process, where time, memory and output are limited."""
 
 import json
 import signal
@@ -10,28 +10,29 @@ from typing import Any
 from sharp.serving.api.errors import InputError, QueueFullError, UnavailableError
 from sharp.serving.worker_process import RETRY_SECONDS, WorkerLostError, WorkerProcess
 
-SECONDS = 2.0  # of a processor, for each rendering; usual ones take a millisecond
-WALL_SECONDS = 8.0  # on a machine that is busy
+SECONDS = 2.0  # CPU time of each rendering; usual renderings take a millisecond
+WALL_SECONDS = 8.0  # elapsed time, on a busy machine
 MEMORY_BYTES = 160 * 2**20
-MOST_CHARACTERS = 2**24  # of a rendered text
+MOST_CHARACTERS = 2**24  # limit for a rendered text
 MOST_WAITING = 64  # renderings run one after the other
 START_SECONDS = 60.0
 PROGRAM = Path(__file__).with_name("template_worker.py")
 
 
 class TemplateLimitError(InputError):
-    """A template takes more than it may."""
+    """A template exceeds a limit of time, memory or characters."""
 
 
 class TemplateProcess:
-    """The templates of a model, by name, in a process that is started again after it was lost. Thread-safe."""
+    """The templates of a model, by name, in a process that is restarted after it is lost. Thread-safe."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """Compile the templates.
 
         Raises:
-            InputError: one is no template, or takes too long or too much memory to compile.
-            QueueFullError, UnavailableError: the machine is too busy, or the process was killed.
+            InputError: a text is not a template, or takes too long or too much memory to compile.
+            QueueFullError: the machine is too busy.
+            UnavailableError: the process was killed.
         """
         self._templates = {"sources": dict(sources), "special_tokens": dict(special_tokens)}
         self._process: WorkerProcess | None = None
@@ -43,12 +44,12 @@ class TemplateProcess:
             raise _killed() from error
 
     def render(self, name: str, values: Mapping[str, Any]) -> str:
-        """The text that the template `name` makes of JSON-like `values`.
+        """Return the text that the template `name` makes of JSON-like `values`.
 
         Raises:
-            InputError: the template fails, or (`TemplateLimitError`) goes beyond a limit; the message says which.
-            QueueFullError: `MOST_WAITING` others wait or run, or the machine is too busy.
-            UnavailableError: the process was killed twice, say by the kernel for want of memory, or closed.
+            InputError: the template fails, or (`TemplateLimitError`) exceeds a limit; the message names the limit.
+            QueueFullError: `MOST_WAITING` other renderings wait or run, or the machine is too busy.
+            UnavailableError: the process was killed twice, perhaps by the kernel for lack of memory, or was closed.
         """
         try:
             message = json.dumps({"name": name, "values": values})
@@ -64,14 +65,14 @@ class TemplateProcess:
         return text
 
     def _render(self, message: bytes) -> dict[str, Any]:
-        for _ in range(2):  # that it is killed from outside is no fault of this conversation
+        for _ in range(2):  # the rendering is repeated once if the process was killed from outside
             try:
                 if self._process is None or not self._process.runs:
                     self._start()
                 assert self._process is not None
                 return _reply(self._process, message, WALL_SECONDS)
             except WorkerLostError:
-                if self._process is None:  # closed
+                if self._process is None:  # `close` was called
                     break
         raise _killed()
 
@@ -80,7 +81,7 @@ class TemplateProcess:
             self._process.close()
         process = self._process = WorkerProcess(PROGRAM)
         limits = {"seconds": SECONDS, "wall_seconds": WALL_SECONDS, "memory": MEMORY_BYTES}
-        first = (json.dumps(one).encode() for one in ({**limits, "characters": MOST_CHARACTERS}, self._templates))
+        first = (json.dumps(part).encode() for part in ({**limits, "characters": MOST_CHARACTERS}, self._templates))
         try:
             variables: dict[str, list[str]] = _reply(process, b"\n".join(first), START_SECONDS)["variables"]
         except InputError:
@@ -89,7 +90,7 @@ class TemplateProcess:
         return variables
 
     def close(self) -> None:
-        """End the process; who waits for a text gets an error."""
+        """End the process. Callers that wait for a text get an error."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -102,11 +103,12 @@ class TemplateProcess:
 
 
 def _reply(process: WorkerProcess, message: bytes, seconds: float) -> dict[str, Any]:
-    """What the process makes of a message.
+    """Return the process's reply to a message, which must come within about `seconds`.
 
     Raises:
-        InputError, QueueFullError: see `TemplateProcess.render`.
-        WorkerLostError: it was killed from outside.
+        InputError: the template fails, or (`TemplateLimitError`) exceeds a limit.
+        QueueFullError: the machine is too busy.
+        WorkerLostError: the process was killed from outside.
     """
     beyond = f"it takes more than {SECONDS:g} s, or {MEMORY_BYTES >> 20} MB"
     busy = f"the machine is too busy to render it within {seconds:g} s; try again in {RETRY_SECONDS:g} s"

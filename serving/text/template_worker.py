@@ -1,8 +1,8 @@
-"""Renders chat templates under limits of time and memory: the program of `sharp.serving.text.template_process`.
+"""Renders chat templates under limits of time and memory, as the program of `sharp.serving.text.template_process`.
 
-A template comes with the model and is a program: it can loop for ever, or make a text of any size. Imports nothing of
-Sharp, so that it starts at once and is small. Messages are lines of JSON on stdin and stdout. The kernel ends this
-process when a rendering takes too long; memory ends as `MemoryError`, or with the process.
+A template comes with the model and is a program: it can loop forever, or produce a text of any size. This program
+imports nothing of Sharp, so that it starts at once and stays small. Messages are lines of JSON on stdin and stdout. The
+kernel ends this process when a rendering takes too long. Lack of memory raises `MemoryError` or ends the process.
 """
 
 import json
@@ -20,26 +20,26 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-STATM = Path("/proc/self/statm")  # pages of virtual memory
+STATM = Path("/proc/self/statm")  # number of pages of virtual memory
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks for training what an assistant said; here it changes nothing."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. It changes nothing here."""
 
-    tags = {"generation"}  # noqa: RUF012  # the library's own declaration
+    tags = {"generation"}  # noqa: RUF012  # Jinja declares it like this
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What stands between the tags."""
+        """Return the nodes of the template between `{% generation %}` and `{% endgeneration %}`, unchanged."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _TooLongError(Exception):
-    """A rendered text has too many characters."""
+    """The rendered text has too many characters."""
 
 
 class Templates:
-    """The templates of a model by name, compiled, and the variables that each knows."""
+    """The compiled templates of a model by name, and the variables that each template reads."""
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -55,10 +55,10 @@ class Templates:
             self.templates[name] = environment.from_string(source)
 
     def render(self, name: str, values: dict[str, Any], most: int) -> str:
-        """The text that a template makes, which may have `most` characters.
+        """Return the text of a template, which may have at most `most` characters.
 
         Raises:
-            _TooLongError: it is longer.
+            _TooLongError: the text is longer.
         """
         parts: list[str] = []
         length = 0
@@ -71,11 +71,13 @@ class Templates:
 
 
 def main() -> None:
-    """Reply until stdin ends, which it does with the server."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # both reach the whole group; the server ends this process
+    """Reply to messages until stdin ends, which happens when the server ends."""
+    # SIGINT and SIGTERM reach the whole process group, but the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     limits = json.loads(sys.stdin.buffer.readline())
-    sys.stderr.close()  # where memory ends, Python says so there; the server has a sentence of its own
+    # Python would print an error there when memory runs out, which the server reports in its own words.
+    sys.stderr.close()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     allowed = int(STATM.read_text().split()[0]) * resource.getpagesize() + limits["memory"]
     resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
@@ -95,7 +97,7 @@ def main() -> None:
                 reply = {"limit": str(error)}
             except RecursionError:
                 reply = {"error": "it is nested too deeply"}
-            except Exception as error:  # a template can fail like any program
+            except Exception as error:  # templates can fail like any program
                 reply = {"error": str(error)[:4096] or type(error).__name__}
             response = json.dumps(reply).encode()
         sys.stdout.buffer.write(response + b"\n")
@@ -104,7 +106,7 @@ def main() -> None:
 
 @contextmanager
 def _limited(seconds: float, wall_seconds: float) -> Iterator[None]:
-    """End the process if what is inside takes longer, of a processor or by the clock."""
+    """End the process if the `with` block takes longer than `seconds` of CPU time or `wall_seconds` of elapsed time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, wall_seconds)
     yield
@@ -119,7 +121,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """What transformers has under this name; Jinja's own would escape for HTML."""
+    """Return JSON as transformers' filter of the same name writes it. Jinja's own filter would escape for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

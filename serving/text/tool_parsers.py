@@ -1,24 +1,32 @@
-"""The forms in which models write calls of tools: Llama 3's, Mistral's, and that of Python."""
+"""Parsers of tool calls in the formats of Llama 3, Mistral and Python."""
 
 import ast
-import json
-from typing import Any
+import re
 
 from sharp.serving.text.stop_condition import longest_start_at_end
-from sharp.serving.text.tool_calls import ToolCall, ToolCallParser
+from sharp.serving.text.tool_calls import (
+    CALL_START,
+    DECODER,
+    ToolCall,
+    ToolCallParser,
+    call_of,
+    json_text,
+    read_calls,
+    take_calls,
+)
 
-MOST_PYTHON_CHARACTERS = 2**16  # Python's parser takes much more memory than the text
+MOST_PYTHON_CHARACTERS = 2**16  # limit, because Python's parser takes much more memory than the text
 PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
-DECODER = json.JSONDecoder()
+DOTTED_NAME = re.compile(r"\w+(\.\w+)*")
 
 
 class WholeTextParser(ToolCallParser):
-    """Of a completion that is calls as a whole, or none at all: it is held back while it can become calls."""
+    """A parser for completions that consist only of calls. Text is held back as long as it can become calls."""
 
-    starts: tuple[str, ...] = ()  # how a completion of calls begins
+    starts: tuple[str, ...] = ()  # possible beginnings of a completion of calls
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """See `ToolCallParser`; calls come at the end."""
+        """Add `text` and return the text that cannot become calls. The calls themselves are found by `end`."""
         self._held += text
         begun = self._held.lstrip()
         possible = any(start.startswith(begun) or begun.startswith(start) for start in self.starts)
@@ -29,45 +37,55 @@ class WholeTextParser(ToolCallParser):
         return "", []
 
     def end(self, *, cut: bool = False) -> str:
-        """The text that was held back and is no call. Of one that was `cut` off, what began as calls is none."""
+        """Put the calls into `calls`, or return the held-back text if it has none. Drop an unfinished call if `cut`."""
         held, self._held = self._held, ""
         calls = [] if not held.strip() else self.read(held.strip())
         self.calls = calls if self._several else calls[:1]
         return "" if self.calls or (cut and held.strip()) else held
 
     def read(self, text: str) -> list[ToolCall]:
-        """The calls that a whole text is; none if it is something else."""
+        """Return the calls that make up the whole text, or none if the text is anything else."""
         raise NotImplementedError
 
 
+class WholeHermesParser(ToolCallParser):
+    """Calls in the format of Hermes, if the completion begins with a call. Any other completion is text as a whole."""
+
+    _begun = False
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Add `text`. Return the text that cannot be part of a call, and the calls that are now complete."""
+        if self._begun:
+            return super().push(text)
+        if self._shown:
+            return text, []
+        self._held, text = "", self._held + text
+        start = text.lstrip()
+        if CALL_START.startswith(start) and start != CALL_START:
+            self._held = text
+            return "", []
+        self._begun = start.startswith(CALL_START)
+        self._shown = not self._begun
+        return self.push(text)
+
+
 class Llama3Parser(WholeTextParser):
-    """`{"name": ..., "parameters": {...}}`, several with semicolons between them, perhaps after `<|python_tag|>`."""
+    """Calls `{"name": ..., "parameters": {...}}`, separated by semicolons, perhaps after `<|python_tag|>`."""
 
     starts = ('{"name"', '{ "name"', "{\n", '{"type"', '{"function"', '{"parameters"', PYTHON_TAG)
 
     def read(self, text: str) -> list[ToolCall]:
-        """See `WholeTextParser`."""
-        text, calls = text.removeprefix(PYTHON_TAG), []
-        while text := text.strip("; \n\t"):
-            try:
-                value, end = DECODER.raw_decode(text)
-            except (ValueError, RecursionError):
-                return []
-            call = call_of(value)
-            if call is None:
-                return []
-            calls.append(call)
-            text = text[end:]
-        return calls
+        """Return the calls of a text of JSON objects, or none if an object is not a call."""
+        return read_calls(text.removeprefix(PYTHON_TAG))
 
 
 class PythonicParser(WholeTextParser):
-    """`[weather(city="Oslo"), time()]`: a list of calls of Python with literals as arguments."""
+    """Calls `[weather(city="Oslo"), time()]`: a list of Python calls with literals as arguments."""
 
     starts = ("[",)
 
     def read(self, text: str) -> list[ToolCall]:
-        """See `WholeTextParser`."""
+        """Return the calls of a text that is a Python list of calls, or none for any other text."""
         if len(text) > MOST_PYTHON_CHARACTERS:
             return []
         try:
@@ -78,21 +96,21 @@ class PythonicParser(WholeTextParser):
 
     @staticmethod
     def _call(node: ast.expr) -> ToolCall:
-        if not isinstance(node, ast.Call) or node.args:
-            raise ValueError("no call with named arguments")
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        if None in [keyword.arg for keyword in node.keywords]:
-            raise ValueError("arguments in **")
-        return ToolCall(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False))
+        if not isinstance(node, ast.Call) or node.args or not DOTTED_NAME.fullmatch(name := ast.unparse(node.func)):
+            raise ValueError("no call of a name with named arguments")
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        if None in arguments or len(arguments) < len(node.keywords):
+            raise ValueError("arguments in **, or a name that stands twice")
+        return ToolCall(name, json_text(arguments))
 
 
 class MistralParser(ToolCallParser):
-    """`[TOOL_CALLS]`, then `[{"name": ..., "arguments": {...}}]` or, in newer models, `name{...}` for each call."""
+    """Calls after `[TOOL_CALLS]`: `[{"name": ..., "arguments": {...}}]` or, in newer models, a `name{...}` each."""
 
-    special_tokens = True  # the mark is one, and no text has it otherwise
+    special_tokens = True  # [TOOL_CALLS] is a special token, which decoding leaves out unless requested
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """See `ToolCallParser`; calls come at the end."""
+        """Add `text` and return the text before the mark `[TOOL_CALLS]`. The calls themselves are found by `end`."""
         self._held += text
         start = self._held.find(TOOL_CALLS)
         keep = len(self._held) - start if start >= 0 else longest_start_at_end(self._held, TOOL_CALLS)
@@ -100,39 +118,31 @@ class MistralParser(ToolCallParser):
         return shown, []
 
     def end(self, *, cut: bool = False) -> str:
-        """See `ToolCallParser`."""
+        """Put the calls into `calls`. Return the held-back text that is no call; drop an unfinished call if `cut`."""
         held, self._held = self._held, ""
         if not held.startswith(TOOL_CALLS):
-            return "" if cut and len(held) > 1 else held  # the beginning of a mark, which is no text
-        calls: list[ToolCall] = []
-        for part in held.split(TOOL_CALLS)[1:]:
-            calls += self._read(part.strip())
-        self.calls = calls if self._several else calls[:1]
-        return "" if self.calls or cut else held
+            # a text that is cut off must not end with the beginning of a mark
+            return "" if cut and len(held) > 1 else held
+        shown, parts = "", held.split(TOOL_CALLS)[1:]
+        for number, part in enumerate(parts, 1):
+            calls, rest = self._take(part.strip())
+            self._add(calls)
+            if calls:
+                shown += rest
+            elif not cut or number < len(parts):
+                shown += TOOL_CALLS + part
+        return shown
 
     @staticmethod
-    def _read(text: str) -> list[ToolCall]:
+    def _take(text: str) -> tuple[list[ToolCall], str]:
+        """Return the calls at the beginning of the text after a mark, and the text after these calls."""
+        if text.startswith(("[{", "{")):
+            return take_calls(text)
+        start = max(0, text.find("{"))
         try:
-            if text.startswith(("[", "{")):
-                values, _ = DECODER.raw_decode(text)
-                calls = [call_of(value) for value in (values if isinstance(values, list) else [values])]
-                return [call for call in calls if call is not None]
-            start = text.index("{")
-            arguments, _ = DECODER.raw_decode(text[start:])
+            arguments, end = DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            return []
-        name = text[:start].split("[")[0].strip()  # [CALL_ID] and [ARGS] of some
+            return [], text
+        name = text[:start].split("[")[0].strip()  # some models write [CALL_ID] and [ARGS] after the name
         call = call_of({"name": name, "arguments": arguments})
-        return [] if call is None else [call]
-
-
-def call_of(value: Any) -> ToolCall | None:
-    """The call that a JSON object is; None if it is none."""
-    if not isinstance(value, dict):
-        return None
-    function = value.get("function")
-    value = function if isinstance(function, dict) else {"name": function, **value} if function else value
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
-        return None
-    return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+        return ([], text) if call is None else ([call], text[end:])

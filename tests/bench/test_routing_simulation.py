@@ -1,4 +1,4 @@
-"""The simulation of bench/notes/routing.md agrees with queueing theory and counting, and the page with its results."""
+"""The simulation of bench/notes/routing.md agrees with queueing theory, with counting, and with the page's results."""
 
 import json
 import re
@@ -7,25 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from bench.routing import CANDIDATES, POLICIES, Replica, Ring, Workload, simulate
+from bench.routing import CANDIDATES, POLICIES, Replica, Ring, RoutingWorkload, simulate
 
 ROOT = Path(__file__).parents[2]
-SMALL = Workload(replicas=40, requests=20_000, prefixes=400)
+SMALL = RoutingWorkload(replicas=40, requests=20_000, prefixes=400)
 RESULTS = json.loads((ROOT / "bench" / "results" / "routing.json").read_text())
 PAGE = (ROOT / "bench" / "notes" / "routing.md").read_text()
 
 
 def test_without_a_cache_the_wait_is_that_of_theory():
-    """Random routing makes M/D/1 queues."""
+    """Random routing without a cache makes M/D/1 queues, whose waiting times theory gives."""
     workload = replace(SMALL, requests=100_000, cache_tokens=0, load=0.5)
     outcome = simulate(workload, "random")
     assert outcome.hit_rate == 0.0
     service = 2304 / 20_000 + 0.05
     read = 2304 / 20_000
-    # Half of the requests meet an idle server at a load of one half.
+    # At a load of one half, half of the requests find an idle server.
     assert outcome.median == pytest.approx(read, abs=0.02)
-    # P(wait > t) = C exp(-a t / service) for long t, with load (exp a - 1) = a and C = (1 - load) / (load exp a - 1):
-    # a = 1.256 and C = 0.66 at a load of one half, so one in a hundred waits longer than ln(66) / 1.256 services.
+    # For long t, P(wait > t) = C exp(-a t / service), with load (exp a - 1) = a and C = (1 - load) / (load exp a - 1).
+    # At a load of one half a = 1.256 and C = 0.66, so one request in a hundred waits longer than ln(66) / 1.256
+    # services.
     assert outcome.p99 - read == pytest.approx(service * 3.34, rel=0.1)
 
 
@@ -41,7 +42,7 @@ def test_policies_differ_as_they_should():
     outcomes = {policy: simulate(SMALL, policy) for policy in POLICIES}
     assert outcomes["bounded-prefix"].hit_rate > 2 * outcomes["random"].hit_rate
     assert outcomes["least-loaded"].p99 < outcomes["random"].p99
-    # A popular prefix drowns the one server that it always goes to.
+    # Routing by prefix alone sends every request with a popular prefix to one server, which is then overloaded.
     assert outcomes["prefix"].p99 > 10 * outcomes["bounded-prefix"].p99
     assert outcomes["bounded-prefix"].busiest < outcomes["prefix"].busiest
     assert simulate(SMALL, "random", seed=1) == simulate(SMALL, "random", seed=1)

@@ -1,11 +1,11 @@
-"""`bench/RESULTS.md` is what `python -m bench.tables` makes of the archived results, old and new."""
+"""`bench/RESULTS.md` is the page that `python -m bench.tables` renders from all archived results."""
 
 import json
 
 import pytest
 
 from bench.tables import PAGE, README, README_RESULT, RESULTS, page, read, with_speed_table
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 
 
 def test_the_page_is_what_the_generator_makes():

@@ -5,21 +5,21 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from sharp.core.checksums import update_sums
 from sharp.exporter.cli import export
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import SharpConfig
-from sharp.plugins.checksums import update_sums
-from sharp.plugins.ops.schema import ATTENTION
+from sharp.plugins.op.schema import ATTENTION
 from tests.exporting import one_registry, one_trace, quick_tracing
 
 __all__ = ["one_registry", "one_trace", "quick_tracing"]
 
 
 def tiny_model(norm: str, positions: str = "rope", **changes: object) -> SharpForCausalLM:
-    """A random model with every feature that matters: GQA, learned parameters away from their start.
+    """Return a random model with grouped queries whose learned parameters are off their initial values.
 
-    It has one layer: tracing takes as long again for another, and Hugging Face's small models have two.
+    The model has one layer, because each further layer takes as long to trace. The tests' Hugging Face models have two.
     """
     torch.manual_seed(0)
     sizes = {"vocab_size": 257, "hidden_size": 48, "intermediate_size": 64, "layers": 1, "q_heads": 6, "kv_heads": 2}
@@ -51,7 +51,7 @@ def sharp_export():
 
 
 def give_the_old_name(folder: Path) -> None:
-    """Make of an export's folder one from before `Attention` became `SharpAttention`."""
+    """Rename the op of an exported folder to `Attention`, its name before `SharpAttention`."""
     path = folder / "model.onnx"
     model = onnx.load(path, load_external_data=False)
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""What an exported model generates, and what transformers generates with the same weights."""
+"""Compare greedy decoding of an exported model with transformers on the same weights."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from sharp.core.manifest import Manifest, read_manifest
 from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.forms.uncached.session import UncachedSession
-from sharp.plugins.manifest import Manifest, read_manifest
 from tests.exporter.tiny_hugging_face import VARYING, save, tiny
 
 PROMPT = np.array([[5, 17, 30, 44, 8, 61, 72, 19, 3, 88, 12]])
@@ -55,12 +55,12 @@ def windows_of(config: Any, max_context: int) -> tuple[int, ...]:
     if not getattr(config, "sliding_window", None):
         return ()
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    return tuple(config.sliding_window if one == "sliding_attention" else max_context for one in types)
+    return tuple(config.sliding_window if kind == "sliding_attention" else max_context for kind in types)
 
 
 def check_greedy_tokens(sharp_export: Any, folder: Path, name: str, cache: str) -> Manifest:
-    """The exported model of this architecture and form generates what transformers does."""
-    # Tracing takes longest; several layers that are alike go through the paged form of one architecture.
+    """Assert that the exported model generates the tokens that transformers generates; return its manifest."""
+    # Tracing takes most of the time, so models have one layer, except where layers differ and in one paged case.
     several = name in VARYING or (name, cache) == ("llama", "paged")
     model = tiny(name) if several else tiny(name, num_hidden_layers=1)
     exported = export(sharp_export, save(model, folder / name), "softmax", cache, folder / "out")

@@ -1,4 +1,4 @@
-// Opens ONNX files with Netron's own parser and prints, as JSON, what it makes of them:
+// Opens ONNX files with Netron's own parser and prints the parsed models as JSON:
 //     node netron.mjs FOLDER_OF_NETRON MODEL...
 // Errors that Netron would show a person (`context.error`) and messages on the console are counted as warnings.
 import * as fs from "fs";

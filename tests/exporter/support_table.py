@@ -1,8 +1,10 @@
-"""The table of docs/reference/architectures.md, made from what a test run has just seen working.
+"""The table of docs/reference/architectures.md, made from the results of a test run.
+
+This command writes the table:
 
 SHARP_UPDATE_TABLE=1 .venv/bin/python -m pytest tests/full/exporter/test_every_architecture.py
 
-writes it; without the variable, the run fails where the page says something else.
+Without the variable, the run fails if the page differs from the table.
 """
 
 from pathlib import Path
@@ -13,15 +15,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 BEGIN = "<!-- Written by tests/exporter/support_table.py from a test run; do not edit. -->\n"
 END = "<!-- End of the written part. -->\n"
 FORMS = ("paged", "contiguous", "none")
-# Another form is traced by the same code: those of other decoders were tried once, ad hoc.
+# The same code traces the other forms of every decoder. These decoders are tested in all forms, the others in the
+# server's.
 IN_EVERY_FORM = ("llama", "qwen2", "gemma2", "gpt2", "smollm3", "gpt_oss", "flint")
 
-# (model_type, form) -> what the test compared
+# Maps (model_type, form) to a description of what the test compared.
 Seen = dict[tuple[str, str], str]
 
 
 def expected() -> set[tuple[str, str]]:
-    """What a whole run sees: decoders in every form or in the server's, encoders in the only one that they have."""
+    """Return the cells of a whole run: `IN_EVERY_FORM` in all forms, other models in one form."""
     return {
         (name, form)
         for name, architecture in ARCHITECTURES.items()
@@ -30,7 +33,7 @@ def expected() -> set[tuple[str, str]]:
 
 
 def table(seen: Seen) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     rows = [f"| `model_type` | models | beside grouped queries | {' | '.join(f'`{form}`' for form in FORMS)} |"]
     rows.append("| --- " * (3 + len(FORMS)) + "|")
     for name, architecture in ARCHITECTURES.items():
@@ -40,11 +43,11 @@ def table(seen: Seen) -> str:
 
 
 def written() -> str:
-    """The table that the page has now."""
+    """Return the table that the page has now."""
     return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
 
 
 def write(content: str) -> None:
-    """Put a table into the page in place of the one that is there."""
+    """Replace the table of the page by `content`."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     PAGE.write_text(before + BEGIN + content + END + rest.split(END)[1], encoding="utf-8")

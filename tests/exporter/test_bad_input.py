@@ -1,20 +1,21 @@
-"""Bad input of `sharp-export`: one sentence, exit code 2, nothing half-written."""
+"""Bad input of `sharp-export` ends with one sentence, exit code 2, and no file half-written."""
 
 import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import Result
 
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.models.byte_tokenizer import save_byte_tokenizer
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
-from sharp.plugins.errors import InputError
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 
@@ -179,20 +180,32 @@ def test_a_tokenizer_that_knows_more_tokens_than_the_model(sharp_export, tmp_pat
     to_hugging_face(tiny_model("ssa", vocab_size=20, tokenizer="none")).save_pretrained(tmp_path / "mine")
     save_byte_tokenizer(tmp_path / "mine")
     result = sharp_export(tmp_path / "mine", "--norm", "ssa", "-o", tmp_path / "out")
-    assert_refused(result, tmp_path / "out", "257 tokens", "vocab_size is 20")
+    assert_refused(result, tmp_path / "out", "tokens, but the model has 20; give the tokenizer")
 
 
 def test_a_disk_that_is_full(checkpoint, sharp_export, tmp_path, monkeypatch):
     def full(_folder: Path) -> None:
-        raise Exception("No space left on device (os error 28)")  # tokenizers has nothing narrower
+        raise Exception("No space left on device (os error 28)")  # the tokenizers package raises no narrower exception
 
     monkeypatch.setattr("sharp.exporter.checkpoints.own_model.save_byte_tokenizer", full)
     result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
-    assert_refused(result, tmp_path / "out", "cannot be written", "tokenizer.json: No space left on device")
+    words = ("cannot be written", "tokenizer.json: No space left on device", "; make room on that disk, or choose")
+    assert_refused(result, tmp_path / "out", *words)
+
+
+def test_a_disk_without_room_is_found_before_the_model_is_traced(checkpoint, sharp_export, tmp_path, monkeypatch):
+    monkeypatch.setattr("sharp.core.output_file.shutil.disk_usage", lambda _path: SimpleNamespace(free=10_000))
+    monkeypatch.setattr("sharp.exporter.export._export_into", None)
+    result = sharp_export(checkpoint("ssa"), "--norm", "ssa", "-o", tmp_path / "out")
+    words = ("out would take 0 MB, and its disk has 0 MB free; make room, or choose a folder on another disk",)
+    assert_refused(result, tmp_path / "out", *words)
 
 
 def test_a_header_of_tens_of_thousands_of_empty_tensors_is_refused_at_once(tmp_path):
-    """400,000 took a minute and more than 1 GB, as an object was made of each."""
+    """Files with more tensors than the limit are refused by their header alone.
+
+    400,000 empty tensors once took a minute and more than 1 GB, because each became an object.
+    """
     count = 40_000
     tensors = {f"t{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(count)}
     header = json.dumps(tensors).encode()

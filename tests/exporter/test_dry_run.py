@@ -1,4 +1,4 @@
-"""`sharp-export --dry-run`: what would be written, and nothing is."""
+"""`sharp-export --dry-run` says what would be written, and writes nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`sharp-export` on checkpoints of our own and of Hugging Face: what a user gets."""
+"""`sharp-export` on checkpoints of our own and of Hugging Face writes a verified model folder."""
 
 import json
 import os
@@ -19,22 +19,24 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import SamplingDefaults, read_manifest
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.checkpoints.sampling_defaults import read_sampling
+from sharp.exporter.report import sampling_line
 from sharp.exporter.staging import UNLOCKED_SECONDS, Staging, remove_stale
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.config import RopeScaling
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.norms import NORMS
 from sharp.plugins import library_path
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.ops.schema import DOMAIN
+from sharp.plugins.op.schema import DOMAIN
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.marks import full
+from tests.serving.conftest import write_folder
 
-# Every norm once, every position scheme at least twice.
+# Every norm occurs once, every position scheme at least twice.
 OTHERS = {
     *("fixed-temperature", "ssmax-bias", "assmax", "sparsemax", "sentmax", "relu", "relu2", "relu2-n", "sigmoid-n"),
     "llama4",
@@ -107,7 +109,9 @@ def test_rope_with_a_scaling_factor(sharp_export, tmp_path, rope_scaling):
     save_checkpoint(tmp_path / "rope.safetensors", model)
     result = sharp_export(tmp_path / "rope.safetensors", "--norm", "softmax", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert all(one["logits_error"] < 1e-4 for one in read_manifest(tmp_path / "out").verification["comparisons"])
+    assert all(
+        comparison["logits_error"] < 1e-4 for comparison in read_manifest(tmp_path / "out").verification["comparisons"]
+    )
 
 
 @pytest.mark.parametrize(("norm", "positions"), [("ssa", "nape"), full("asentmax", "rope")])
@@ -158,9 +162,10 @@ def test_graph_is_what_the_design_says(checkpoint, sharp_export, tmp_path):
 
 @pytest.mark.parametrize("cache", ["paged", "none"])
 def test_onnxruntimes_own_quantizer_takes_what_is_exported(checkpoint, sharp_export, tmp_path, cache):
-    """It leaves shapes of weights as they were, and then the model does not load.
+    """ONNX Runtime's own quantizer accepts exported models.
 
-    A table that is embedding and head in one it turns over for the head alone.
+    The quantizer does not update declared shapes of weights, so a model that declares them would not load afterwards.
+    It transposes a table that is embedding and head at once for the head alone, so the model has untied weights.
     """
     source = save(tiny("llama", tie_word_embeddings=False), tmp_path / "source")
     result = sharp_export(source, "--norm", "softmax", "--cache", cache, "-o", tmp_path / "out")
@@ -199,7 +204,7 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
     manifest = read_manifest(tmp_path / "out")
     assert manifest.norm.trained == (norm == "softmax")
     assert manifest.tokenizer.file is None
-    assert manifest.tokenizer.eos_token_ids == (2,)  # a model that is asked in token ids ends its completions too
+    assert manifest.tokenizer.eos_token_ids == (2,)  # a model that reads token ids only also ends its completions there
     assert manifest.source.architecture == "LlamaForCausalLM"
     assert np.isclose(manifest.max_context, 128)
 
@@ -210,8 +215,7 @@ def test_hugging_face_folder(hugging_face_folder, sharp_export, tmp_path, norm):
         ({"eos_token_id": 0}, {}, (0,)),
         ({"eos_token_id": [5, 0]}, {}, (5, 0)),
         ({}, {"eos_token_id": 0}, (0,)),
-        ({"eos_token_id": [2, 90]}, {}, (2,)),
-        ({}, {"eos_token_id": 50256, "bos_token_id": 50256}, ()),  # a GPT2Config of a small vocabulary
+        ({}, {"eos_token_id": None, "bos_token_id": None}, ()),
     ],
 )
 def test_tokens_that_end_a_completion(tmp_path, generation, facts, found):
@@ -227,13 +231,68 @@ def test_how_the_checkpoint_draws_tokens(sharp_export, tmp_path):
     model.generation_config = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.95, repetition_penalty=1.05)
     folder = save(model, tmp_path / "tiny")
     assert sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "exported").exit_code == 0
-    found = read_manifest(tmp_path / "exported").sampling
+    manifest = read_manifest(tmp_path / "exported")
+    found = manifest.sampling
+    assert manifest.sampling_source == "generation_config.json"
     assert found.model_dump(exclude_none=True) == {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.05}
     config = folder / "generation_config.json"
     config.write_text(config.read_text().replace("0.95", "95"))
     result = sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "other")
     assert result.exit_code == 2
     assert "generation_config.json: top_p: Input should be less than or equal to 1; correct it" in result.stderr
+
+
+def test_the_user_says_what_a_model_samples_with(sharp_export, tmp_path):
+    model = tiny("llama")
+    model.generation_config = GenerationConfig(do_sample=True, top_p=0.95)
+    folder = save(model, tmp_path / "tiny")
+    chosen = ("--sampling", "temperature=0.2", "--sampling", "top_k=40")
+    assert sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "exported", *chosen).exit_code == 0
+    manifest = read_manifest(tmp_path / "exported")
+    assert manifest.sampling == SamplingDefaults(temperature=0.2, top_p=0.95, top_k=40)
+    assert manifest.sampling_source == "--sampling and generation_config.json"
+    for given, message in (
+        ("heat=1", "--sampling is 'heat=1'; it must be NAME=VALUE, with a name of temperature, top_k"),
+        ("temperature=hot", "--sampling is 'temperature=hot'; the value must be a number"),
+        ("top_p=2", "--sampling top_p=2: Input should be less than or equal to 1"),
+    ):
+        result = sharp_export(folder, "--norm", "softmax", "-o", tmp_path / "other", "--sampling", given)
+        assert (result.exit_code, message in result.stderr) == (2, True)
+    result = sharp_export(save(tiny("bert"), tmp_path / "bert"), "--norm", "softmax", "-o", tmp_path / "b", *chosen)
+    assert (result.exit_code, "--sampling is for models that generate text" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling", "source", "line"),
+    [
+        (
+            "tiny",
+            SamplingDefaults(),
+            None,
+            "A server samples with temperature 1, as tiny recommends no temperature; its authors' page may: "
+            "--sampling temperature=VALUE",
+        ),
+        (
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            SamplingDefaults(temperature=0.6, top_k=20),
+            "general.sampling of the GGUF file",
+            "A server samples with temperature 0.6, top_k 20 (general.sampling of the GGUF file)",
+        ),
+        (
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            SamplingDefaults(),
+            None,
+            "A server samples with temperature 1, as SmolLM2-135M-Instruct.Q4_1.gguf recommends no temperature. For "
+            "SmolLM2, the model card of HuggingFaceTB/SmolLM2-1.7B-Instruct recommends: --sampling temperature=0.2 "
+            "--sampling top_p=0.9",
+        ),
+    ],
+)
+def test_an_export_says_what_a_server_will_sample_with(tmp_path, name, sampling, source, line):
+    manifest = read_manifest(write_folder(tmp_path / "counting", hashing=0))
+    named = manifest.source.model_copy(update={"name": name})
+    update = {"sampling": sampling, "sampling_source": source, "source": named}
+    assert sampling_line(manifest.model_copy(update=update)) == line
 
 
 @pytest.mark.parametrize(
@@ -279,7 +338,10 @@ def test_a_tokenizer_in_the_files_of_older_folders(tmp_path, name, files, ids):
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
-    """A folder of the model's size stayed for ever under a hidden name."""
+    """The next export removes the folder of a killed export.
+
+    Once a folder of the model's size remained forever under a hidden name.
+    """
     target = tmp_path / "model"
     leave = (
         "import sys, os; from pathlib import Path; from sharp.exporter.staging import Staging\n"
@@ -293,7 +355,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         left = Path(process.stdout.readline().strip())
         remove_stale(target)
-        assert left.is_dir()  # its export runs
+        assert left.is_dir()  # the export that made the folder still runs
         process.kill()
     remove_stale(target)
     assert sorted(tmp_path.iterdir()) == [other]
@@ -304,11 +366,14 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
 
 
 def test_an_empty_folder_that_a_killed_export_left_is_removed_a_minute_later(tmp_path):
-    """It stayed for ever."""
+    """An empty folder of a killed export is removed a minute later.
+
+    Once such a folder remained forever.
+    """
     left = tmp_path / ".model.partial-ab12_xyz"
     left.mkdir()
     remove_stale(tmp_path / "model")
-    assert left.is_dir()  # it may just have been made
+    assert left.is_dir()  # the folder may just have been made
     os.utime(left, (time.time() - 61, time.time() - 61))
     remove_stale(tmp_path / "model")
     assert not left.exists()

@@ -1,4 +1,4 @@
-"""The options of `sharp-export` and `sharp adapt`, and the dataclasses that they fill."""
+"""Every field of the settings of `sharp-export` and `sharp adapt` has an option with the same default."""
 
 from dataclasses import MISSING, Field, fields
 from enum import Enum
@@ -7,14 +7,14 @@ from typing import Any
 import click
 import pytest
 
-from sharp.exporter.adapt.adapt import AdaptSettings
 from sharp.exporter.adapt.cli import adapt
-from sharp.exporter.checkpoints.norm_options import NormOptions
+from sharp.exporter.adapt.settings import AdaptSettings
 from sharp.exporter.cli import export
 from sharp.exporter.export import ExportSettings
 from sharp.exporter.graph.graph_options import GraphOptions
+from sharp.exporter.sources.norm_options import NormOptions
 
-NESTED = ("graph", "program", "norm_options")  # a dataclass of their own
+NESTED = ("graph", "program", "norm_options")  # fields that hold a dataclass of their own
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_every_field_has_an_option_with_the_same_default(command: click.Command,
 
 def default_of(option: click.Parameter) -> Any:
     value = option.get_default(click.Context(click.Command("")))
-    if isinstance(value, Enum):  # click's word for none
+    if isinstance(value, Enum):  # click's value for an absent default
         value = None
     return () if option.multiple and value is None else value
 

@@ -1,4 +1,4 @@
-"""Other people's tools read the contiguous form: onnx's checker and evaluator, Netron, onnxruntime-genai's own loop."""
+"""Other tools read the contiguous form: onnx's checker and evaluator, Netron, and onnxruntime-genai's own loop."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from tests.missing_tools import optional
 
 PROMPT = np.array([[72, 101, 108, 108, 111]])
 NEW_TOKENS = 12
-SUMS = ("past + tokens", "tokens + past")  # as the tracer happens to sort them
+SUMS = ("past + tokens", "tokens + past")  # the tracer may sort the sum either way
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def contiguous(tmp_path_factory):
 def test_genai_says_what_we_say(genai, contiguous, tmp_path):
     expected = ContiguousSession(contiguous, kernels=True).generate(PROMPT, NEW_TOKENS)[0].tolist()
     assert generate(genai, contiguous) == expected
-    # Without its function body the model runs nowhere but in our library.
+    # Without its function body, the model runs only with our library.
     shutil.copytree(contiguous, tmp_path / "bodiless")
     model = onnx.load(contiguous / "model.onnx", load_external_data=False)
     del model.functions[:]
@@ -83,7 +83,10 @@ def test_genai_opens_the_tokenizer(genai, contiguous):
 
 @pytest.mark.full
 def test_what_optimum_reads(tmp_path):
-    """Its names, sizes and config.json; optimum itself wants transformers 4, and ran SmolLM2 in an ad hoc trial."""
+    """The names, sizes and config.json are those that optimum reads.
+
+    optimum itself requires transformers 4. It ran SmolLM2 in an ad hoc trial, which is not archived.
+    """
     source = save(tiny("llama"), tmp_path / "llama")
     arguments = [str(source), "--norm", "softmax", "--cache", "contiguous", "-o", str(tmp_path / "out")]
     assert CliRunner().invoke(export, arguments).exit_code == 0
@@ -91,8 +94,8 @@ def test_what_optimum_reads(tmp_path):
     assert (config.model_type, config.num_hidden_layers) == ("llama", 2)
     graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
     sizes = {
-        one.name: [dimension.dim_param or dimension.dim_value for dimension in one.type.tensor_type.shape.dim]
-        for one in (*graph.input, *graph.output)
+        value.name: [dimension.dim_param or dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
     }
     heads, head_dim = config.num_key_value_heads, config.head_dim
     for part in ("key", "value"):
@@ -118,7 +121,7 @@ def test_onnx_checks_infers_and_evaluates_it(contiguous):
 def test_netron_reads_it_without_a_warning(contiguous):
     parser = Path(__file__).with_name("netron.mjs")
     folder = Path(netron.__file__).parent
-    # Python packages do not say that their .js files are modules.
+    # Python packages do not declare that their .js files are modules.
     command = ["node", "--experimental-default-type=module", parser, folder, contiguous / "model.onnx"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""What verification found: `report.json`, `--json` and `-q`; and what an interrupted export leaves behind."""
+"""Verification results in `report.json`, `--json` and `-q`; an interrupted export leaves nothing behind."""
 
 import json
 import math
@@ -50,6 +50,8 @@ def test_the_report_has_every_case(checkpoint, sharp_export, tmp_path, cache, ca
         assert runtime["perplexity"] == pytest.approx(runtime["reference_perplexity"], rel=1e-3)
     assert report["perplexity"]["runtimes"][0]["reference_perplexity"] == report["perplexity"]["after"]
     assert "Greedy tokens of 64 that are PyTorch's: 64 with Sharp's kernels" in " ".join(result.output.split())
+    assert report["checked_against"].startswith("Checked against PyTorch with Sharp's own SharpForCausalLM")
+    assert report["checked_against"] in result.output.splitlines()
 
 
 def test_json_is_the_report_and_nothing_else(checkpoint, tmp_path):
@@ -95,7 +97,7 @@ def test_an_interrupted_export_leaves_nothing_behind(checkpoint, tmp_path, numbe
     source = checkpoint("softmax")
     before = sorted(tmp_path.iterdir())
     code = (
-        # As in a terminal: a shell's background jobs, CI's among them, are started with SIGINT ignored.
+        # Restore SIGINT, which a shell's background jobs, as in CI, ignore from their start.
         "import os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from sharp.exporter import lowering\n"

@@ -1,5 +1,6 @@
 """Random small models of every Hugging Face architecture that sharp-export takes."""
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ SIZES = {
 }
 GROUPED = {"num_key_value_heads": 2}
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-# What makes an architecture different from Llama, made small enough to matter within a few tokens.
+# Settings that make an architecture different from Llama, small enough to matter within a few tokens.
 SPECIAL = {
     "mistral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
     "qwen2": {**GROUPED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
@@ -130,7 +131,7 @@ SPECIAL = {
     },
     "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
 }
-# An interval of two in place of four or six.
+# Architectures whose layer types alternate; the tiny models alternate every two layers instead of four or six.
 ALTERNATING = (
     "gemma3_text",
     "cohere2",
@@ -148,15 +149,19 @@ ALTERNATING = (
     "mellum",
     "vaultgemma",
 )
-VARYING = (*ALTERNATING, "gemma2", "gpt2", "qwen2", "smollm3")  # whose layers are not all alike
+VARYING = (*ALTERNATING, "gemma2", "gpt2", "qwen2", "smollm3")  # architectures whose layers are not all alike
 
 
 def tiny(model_type: str, **changes: object) -> PreTrainedModel:
-    """A model whose parameters are large enough that attention and its variants change the output."""
+    """Return a model whose parameters are so large that attention and its variants change the output."""
     torch.manual_seed(0)
     special = SPECIAL.get(model_type, GROUPED)
     layers = {"layer_types": ["sliding_attention", "full_attention"]} if model_type in ALTERNATING else {}
-    config = CONFIG_MAPPING[model_type](**{**SIZES, **special, **layers, **changes})
+    made = CONFIG_MAPPING[model_type]
+    declared = {field.name for field in dataclasses.fields(made)} | made.attribute_map.keys()
+    given = {**SIZES, **special, **layers, **changes}
+    general = (SIZES.keys() | GROUPED.keys() | MOE.keys()) - declared  # an export would refuse keys without effect
+    config = made(**{name: value for name, value in given.items() if name not in general})
     auto = AutoModelForCausalLM if ARCHITECTURES[model_type].kind == "decoder" else AutoModelForMaskedLM
     model = auto.from_config(config).eval()
     with torch.no_grad():

@@ -1,14 +1,14 @@
-"""Bits per byte of a text, read in windows of a length."""
+"""Bits per byte of a text that is read in windows of a given length."""
 
 import math
 
 import pytest
 import torch
 
+from sharp.core.errors import InputError
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.models.evaluation import measure_text
-from sharp.plugins.errors import InputError
 
 
 @pytest.fixture

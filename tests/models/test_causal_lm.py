@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sharp.core.errors import InputError
 from sharp.models.attention import EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import SharpConfig
 from sharp.models.norms import NORMS
 from sharp.models.positions import alibi_slopes, inverse_frequency
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.torch_normalizers import entropy
 
 TINY = SharpConfig(
     vocab_size=50,
@@ -30,7 +30,7 @@ TINY = SharpConfig(
 
 
 def tiny(**changes) -> SharpForCausalLM:
-    """A model with weights large enough that attention is far from uniform."""
+    """Return a model whose weights are so large that attention is far from uniform."""
     torch.manual_seed(0)
     model = SharpForCausalLM(replace(TINY, **{"alpha": 0.0, **changes})).eval()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_every_norm_trains_all_its_parameters(norm):
     model = tiny(norm=norm)
     model(tokens(2, 9)).square().mean().backward()
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # the constants of log-power and llama4
+        if not parameter.requires_grad:  # the constants of log-power and llama4 are not trained
             continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -136,7 +136,8 @@ def test_nape_gives_half_of_the_heads_slopes_and_the_rest_none():
     )
     torch.testing.assert_close(alibi_slopes(replace(TINY, positions="alibi")), torch.tensor([1, 1 / 2, 1 / 3, 1 / 4]))
     assert alibi_slopes(replace(TINY, positions="rope")) is None
-    assert not [name for name in tiny(positions="alibi").state_dict() if "slopes" in name]  # they follow from the heads
+    # the slopes follow from the number of heads
+    assert not [name for name in tiny(positions="alibi").state_dict() if "slopes" in name]
 
 
 def test_the_position_bias_is_slope_times_key_minus_query():
@@ -167,7 +168,7 @@ def test_length_scale_applies_to_the_heads_without_position_only():
     with_scale.load_state_dict(without.state_dict(), strict=False)
     for model in (without, with_scale):
         model.hidden_states(tokens(1, 5), attention=attention)
-    plain, scaled = seen[0], seen[TINY.layers]  # the first layer's queries
+    plain, scaled = seen[0], seen[TINY.layers]  # the queries of the first layer
     torch.testing.assert_close(scaled[..., :2, :], plain[..., :2, :])
     assert (scaled[..., 2:, :].abs() > plain[..., 2:, :].abs()).all()
 
@@ -208,7 +209,7 @@ def test_torch_export_takes_any_number_of_tokens(norm, positions):
     model = tiny(norm=norm, positions=positions)
 
     class Head(torch.nn.Module):
-        """The model with an attention that stands for the exporter's op."""
+        """The model's body and head around an attention function that stands for the exporter's op."""
 
         def __init__(self) -> None:
             super().__init__()

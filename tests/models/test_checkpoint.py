@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were saved, and files that are not checkpoints are refused in one sentence."""
+"""Checkpoints are loaded as they were saved, and files that are no checkpoints are refused in one sentence."""
 
 import json
 import os
@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sharp.core.errors import InputError, NotFoundError
 from sharp.models import checkpoint_files
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import load_checkpoint, load_masked_lm, save_checkpoint
+from sharp.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.norms import NORMS
-from sharp.plugins.errors import InputError, NotFoundError
 
 CONFIG = SharpConfig(
     vocab_size=20,
@@ -59,18 +59,12 @@ def test_round_trip_of_an_encoder(tmp_path, suffix, norm):
     model = SharpForMaskedLM(replace(CONFIG, norm=norm, alpha=0.0, causal=False)).eval()
     path = tmp_path / f"model{suffix}"
     save_checkpoint(path, model)
-    loaded = load_masked_lm(path)
+    loaded = read_checkpoint(path).model
     assert loaded.config == model.config
     with torch.no_grad():
         assert torch.equal(loaded(INPUT_IDS), model(INPUT_IDS))
     with pytest.raises(InputError, match="holds a SharpForMaskedLM"):
         load_checkpoint(path)
-
-
-def test_a_decoder_is_not_read_as_an_encoder(tmp_path, model):
-    save_checkpoint(tmp_path / "model.pt", model)
-    with pytest.raises(InputError, match="holds a SharpForCausalLM"):
-        load_masked_lm(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -125,7 +119,7 @@ def test_another_suffix_is_refused(tmp_path, model):
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 class TestBadFiles:
     def rewrite(self, path, model, change):
-        """Save `model`, apply `change(content, state)` to what the file holds, and write that instead."""
+        """Save `model`, then rewrite the file with `change(content, state)` applied to its content."""
         save_checkpoint(path, model)
         if path.suffix == ".pt":
             content = torch.load(path, weights_only=True)
@@ -263,7 +257,7 @@ def test_code_in_a_pt_file_is_not_run(tmp_path):
 
 @pytest.mark.parametrize("steps", [b"\x80\x02R.", b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R."])
 def test_a_pt_file_whose_pickle_is_damaged_is_refused(tmp_path, steps):
-    """torch raises IndexError and TypeError."""
+    """torch raises IndexError and TypeError for such pickles; they become one sentence."""
     with zipfile.ZipFile(tmp_path / "tiny.pt", "w") as archive:
         archive.writestr("tiny/data.pkl", steps)
         archive.writestr("tiny/version", b"3\n")
@@ -272,7 +266,7 @@ def test_a_pt_file_whose_pickle_is_damaged_is_refused(tmp_path, steps):
 
 
 def test_whole_numbers_of_any_size_in_a_configuration(tmp_path, model):
-    config = replace(model.config, positions="rope", rope_theta=10**30)  # no int of 64 bits
+    config = replace(model.config, positions="rope", rope_theta=10**30)  # does not fit in an int of 64 bits
     save_checkpoint(tmp_path / "tiny.pt", SharpForCausalLM(config))
     assert load_checkpoint(tmp_path / "tiny.pt").config.rope_theta == 1e30
     with pytest.raises(InputError, match=r"rope_theta is 1e\+39, but must be above 0 and finite in float32"):

@@ -1,6 +1,6 @@
-"""Checkpoints of version 1 compute what they did when they were saved.
+"""Checkpoints of version 1 still compute the logits that they had when they were saved.
 
-`version1/` has decoders of one layer, saved by commit 2598803, and their logits of the last of tokens 0 to 11.
+`version1/` has decoders of one layer, saved by commit 2598803, and their logits after the last of tokens 0 to 11.
 """
 
 import json
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sharp.core.errors import InputError
 from sharp.models.adapted_model import read_adapted_norm
 from sharp.models.checkpoint import load_checkpoint, save_checkpoint
 from sharp.models.hugging_face import HuggingFaceConfig
-from sharp.plugins.errors import InputError
 
 SAVED = Path(__file__).parent / "version1"
 LOGITS = json.loads((SAVED / "logits.json").read_text())
@@ -23,9 +23,9 @@ def test_they_compute_what_they_did(norm, tmp_path):
     model = load_checkpoint(SAVED / f"{norm}.safetensors")
     assert model.config.norm == ("ssmax-bias" if norm == "ssmax" else norm)
     save_checkpoint(tmp_path / "again.safetensors", model)
-    for one in (model, load_checkpoint(tmp_path / "again.safetensors")):
+    for loaded in (model, load_checkpoint(tmp_path / "again.safetensors")):
         with torch.no_grad():
-            logits = one(torch.arange(12)[None])[0, -1]
+            logits = loaded(torch.arange(12)[None])[0, -1]
         torch.testing.assert_close(logits, torch.tensor(LOGITS[norm]), atol=2e-5, rtol=0)
 
 

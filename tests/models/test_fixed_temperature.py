@@ -8,13 +8,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sharp.core.errors import InputError
 from sharp.models import train
 from sharp.models.attention import EagerAttention, LayerOptions
 from sharp.models.checkpoint import read_checkpoint, save_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.tasks.largest_item import LargestItem
-from sharp.plugins.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "plugins" / "conformance" / "normalizers.json").read_text())["rows"]
 ROWS = [row for row in GOLDEN if row["normalizer"] == "softmax"]
@@ -37,7 +37,7 @@ def one_head(temperature: float) -> SharpConfig:
 
 
 def weights_over(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Attention weights of one query over keys whose products with it are `logits`, all float64."""
+    """Return the attention weights of one query over keys whose products with it are `logits`, all float64."""
     attention = EagerAttention(one_head(temperature), record=True)
     keys = logits.view(1, -1, 1, 1)
     attention(0, torch.ones_like(keys[:, :1]), keys, keys, None, None)
@@ -61,7 +61,7 @@ def test_a_fixed_temperature_divides_a_scale_of_the_layers_own(temperature):
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_a_fixed_temperature_divides_logits_that_were_capped(temperature):
-    """c tanh(s z / c) / T, with the cap before the temperature."""
+    """The logits are c tanh(s z / c) / T: the cap comes before the temperature."""
     products = torch.tensor([-40.0, -3.0, 0.0, 0.5, 3.0, 40.0])
     logits = LayerOptions(scale=2.0, softcap=5.0).logits_of(products, one_head(temperature))
     torch.testing.assert_close(logits, 5.0 * torch.tanh(2.0 * products / 5.0) / temperature)
@@ -90,7 +90,7 @@ def test_gradient_agrees_with_finite_differences():
     def function(query, key, value):
         return EagerAttention(one_head(0.7))(0, query, key, value, None, None)
 
-    # The logits go through float32, so the steps must be large.
+    # The logits are rounded to float32, so the steps of the finite differences must be large.
     assert torch.autograd.gradcheck(function, (query, key, value), eps=1e-3, atol=1e-3)
 
 

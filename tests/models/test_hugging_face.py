@@ -13,13 +13,13 @@ import transformers
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
+from sharp.core.errors import InputError
 from sharp.models.causal_lm import SharpForCausalLM
-from sharp.models.checkpoint import load_checkpoint, load_masked_lm
+from sharp.models.checkpoint import load_checkpoint, read_checkpoint
 from sharp.models.config import Positions, SharpConfig
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.norms import NORMS
-from sharp.plugins.errors import InputError
 
 TINY = SharpConfig(
     vocab_size=50,
@@ -33,7 +33,7 @@ TINY = SharpConfig(
     trained_context=32,
     max_context=256,
 )
-# Every norm and every scheme of positions; no code knows both.
+# Every norm and every scheme of positions occurs at least once. No code depends on both, so not all pairs are needed.
 NORMS_AND_POSITIONS = list(zip(NORMS, cycle(get_args(Positions)), strict=False))
 
 
@@ -45,7 +45,7 @@ def quiet():
 
 
 def tiny(**changes) -> SharpForCausalLM | SharpForMaskedLM:
-    """A model with weights large enough that its choices are clear, and learned parameters away from their start."""
+    """Return a model whose weights make its choices clear, and whose learned parameters are off their defaults."""
     torch.manual_seed(0)
     config = replace(TINY, **{"alpha": 0.0, **changes})
     model = (SharpForCausalLM if config.causal else SharpForMaskedLM)(config).eval()
@@ -60,7 +60,7 @@ def tokens(*shape: int) -> torch.Tensor:
 
 
 def greedy(model: SharpForCausalLM, input_ids: torch.Tensor, new: int) -> torch.Tensor:
-    """What greedy decoding is: the likeliest next token of the whole sequence, again and again."""
+    """Append the `new` likeliest tokens one by one, each computed from the whole sequence: greedy decoding."""
     for _ in range(new):
         input_ids = torch.cat([input_ids, model(input_ids)[:, -1:].argmax(-1)], dim=1)
     return input_ids
@@ -90,7 +90,7 @@ def test_encoder_comes_back(tmp_path, norm, positions):
     input_ids, mask = tokens(2, 7), torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(input_ids, attention_mask=mask).logits, model(input_ids, mask))
-    assert torch.equal(load_masked_lm(tmp_path)(input_ids, mask), model(input_ids, mask))
+    assert torch.equal(read_checkpoint(tmp_path).model(input_ids, mask), model(input_ids, mask))
 
 
 @pytest.mark.parametrize(("norm", "positions"), NORMS_AND_POSITIONS)
@@ -173,7 +173,7 @@ def test_shards(tmp_path):
 @pytest.mark.parametrize("norm", NORMS)
 @torch.no_grad()
 def test_half_precision_rounds_weights_but_not_positions(tmp_path, norm):
-    model = tiny(norm=norm, q_heads=6, kv_heads=6)  # with a slope of 1/3
+    model = tiny(norm=norm, q_heads=6, kv_heads=6)  # six heads, so that one ALiBi slope is no power of two
     to_hugging_face(model).save_pretrained(tmp_path)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
     assert torch.equal(half.model.blocks[0].attention.slopes, model.blocks[0].attention.slopes)

@@ -15,8 +15,8 @@ from sharp.models.length_scale_fit import (
     scale_points,
     scaled_attention,
 )
-from sharp.models.objective import Batch
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.models.objective import TrainingBatch
+from sharp.plugins.op.torch_normalizers import entropy
 from tests.exporter.conftest import tiny_model
 
 ONSET = 16
@@ -24,7 +24,7 @@ ONSET = 16
 
 def test_the_factor_gives_back_the_entropy():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    logits[:, 30:] = -math.inf  # keys that a row does not see
+    logits[:, 30:] = -math.inf  # the row does not see these keys
     factors = torch.tensor([0.5, 1.0, 1.5, 2.0, 4.0])
     target = entropy(torch.softmax(factors[:, None] * logits, -1))
     found = entropy_keeping_factors(torch.log_softmax(logits, -1), target)
@@ -54,11 +54,11 @@ def test_a_model_is_left_alone_up_to_the_onset_and_scaled_beyond():
 def test_from_windows_to_gammas_and_what_they_do():
     model = tiny_model("softmax", "rope", layers=2).eval()
     window = torch.randint(200, (1, 65), generator=torch.Generator().manual_seed(0))
-    batches = [Batch((window[:, :-1],), window[:, 1:])] * 2
+    batches = [TrainingBatch((window[:, :-1],), window[:, 1:])] * 2
     points = scale_points(model, batches, ONSET, lambda: None)
     assert points.factors.shape == (2, model.config.q_heads, len(points.lengths))
     assert points.lengths.min() == ONSET + 1 and points.lengths.max() == 64
     gammas = fit_gammas(points, ONSET)
-    assert (gammas > 0).all()  # of weights that are nearly uniform, as those of an untrained model are
+    assert (gammas > 0).all()  # the weights are nearly uniform, like those of an untrained model
     plain, scaled = cross_entropies(model, batches, gammas, ONSET, lambda: None)
     assert plain == pytest.approx(scaled, rel=0.5) and plain != scaled

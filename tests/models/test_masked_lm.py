@@ -1,4 +1,4 @@
-"""`SharpForMaskedLM`: every token sees every other, padding changes nothing, and positions mean what they say."""
+"""`SharpForMaskedLM`: every token sees every other, padding changes nothing, and positions have their effect."""
 
 from dataclasses import replace
 from typing import get_args
@@ -6,13 +6,13 @@ from typing import get_args
 import pytest
 import torch
 
+from sharp.core.errors import InputError
 from sharp.models.attention import EagerAttention
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.config import Positions, SharpConfig
-from sharp.models.masked_lm import SharpForMaskedLM, babyberta_config
+from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.norms import NORMS
 from sharp.models.query_scale import QueryScale
-from sharp.plugins.errors import InputError
 
 TINY = SharpConfig(
     vocab_size=50,
@@ -31,7 +31,7 @@ POSITIONS = get_args(Positions)
 
 
 def tiny(**changes) -> SharpForMaskedLM:
-    """A model with weights large enough that attention is far from uniform."""
+    """Return a model whose weights are so large that attention is far from uniform."""
     torch.manual_seed(0)
     model = SharpForMaskedLM(replace(TINY, **{"alpha": 0.0, **changes})).eval()
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_length_scales_grow_with_the_number_of_tokens_that_are_not_padding(monke
         QueryScale, "forward", lambda self, hidden, seen: lengths.append(seen) or forward(self, hidden, seen)
     )
     tiny(norm="asentmax")(tokens(2, 4), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
-    assert lengths[0].tolist() == [[2] * 4, [3] * 4]  # one less than the keys that each token sees
+    assert lengths[0].tolist() == [[2] * 4, [3] * 4]  # one less than the number of keys that each token sees
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -123,7 +123,7 @@ def test_every_norm_trains_all_its_parameters(norm):
     mask[0, 6:] = 0
     model(tokens(2, 9), mask)[mask.bool()].square().mean().backward()
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # the constants of log-power and llama4
+        if not parameter.requires_grad:  # the constants of log-power and llama4 are not trained
             continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -135,9 +135,3 @@ def test_encoder_and_decoder_are_not_taken_for_each_other():
         SharpForCausalLM(TINY)
     with pytest.raises(InputError, match="SharpForCausalLM"):
         SharpForMaskedLM(replace(TINY, causal=True))
-
-
-def test_babyberta_has_the_sizes_of_the_paper():
-    model = SharpForMaskedLM(babyberta_config(norm="ssa"))
-    assert len(model.blocks) == 8
-    assert model(torch.arange(12)[None]).shape == (1, 12, 8192)

@@ -7,6 +7,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional
 
+from sharp.core.errors import InputError
 from sharp.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from sharp.models.evaluate import with_adaptive_temperature
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
@@ -14,7 +15,6 @@ from sharp.models.norms import NORMS
 from sharp.models.objective import loss
 from sharp.models.tasks.largest_item import LargestItem
 from sharp.models.trainer import Stage, TrainSettings, train
-from sharp.plugins.errors import InputError
 
 SAMPLER = LargestItem()
 
@@ -42,11 +42,11 @@ def test_gradients_reach_all_parameters(norm):
     batch = sets(64)
     loss(model(*batch.inputs), batch.targets).backward()
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # the constants of log-power and llama4
+        if not parameter.requires_grad:  # the constants of log-power and llama4 are not trained
             continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
-        # Weights that add up to 1 do not change when all logits move, as the key's bias moves them.
+        # The bias of the keys moves all logits of a row alike, which does not change weights that add up to 1.
         if name != "k_proj.bias":
             assert parameter.grad.abs().sum() > 0, name
 
@@ -102,7 +102,7 @@ def test_adaptive_temperature_changes_inference_only():
     assert adaptive.config.norm == "adaptive-temperature"
     torch.testing.assert_close(adaptive.train()(items, query), plain.train()(items, query))
     torch.testing.assert_close(adaptive.attention_logits(items, query)[0], plain.attention_logits(items, query)[0])
-    shallow = {"temperature_coefficients": (2.0,), "entropy_threshold": 0.1}  # beta = 2 everywhere
+    shallow = {"temperature_coefficients": (2.0,), "entropy_threshold": 0.1}  # makes beta = 2 everywhere
     doubled = MaxRetrieval(replace(adaptive.config, **shallow)).eval()
     doubled.load_state_dict(plain.state_dict())
     logits, _ = plain.attention_logits(items, query)

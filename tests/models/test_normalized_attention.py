@@ -1,4 +1,4 @@
-"""Streamed attention and its gradients, against the eager definition in float64 and the `entmax` package."""
+"""Streamed attention and its gradients agree with eager attention in float64 and with the `entmax` package."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from sharp.core.errors import InputError
 from sharp.models import attention_chunks
 from sharp.models.normalized_attention import normalized_attention
 from sharp.models.norms import NORMS
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import attention_weights
+from sharp.plugins.op.torch_normalizers import attention_weights
 
 BATCH, Q_HEADS, KV_HEADS, DIM = 2, 6, 2, 5
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks of a few rows, the last of them of another size."""
+    """Make attention run in chunks of a few rows, the last of another size than the others."""
     monkeypatch.setattr(attention_chunks, "CHUNK", 3 * BATCH * Q_HEADS * 11)
 
 
@@ -35,8 +35,8 @@ def tensors(queries: int, keys: int, *, dtype: torch.dtype = torch.float64, size
 
 @pytest.mark.parametrize("norm", ["softmax", "entmax", "softpick"])
 def test_autocast_rounds_no_logit(norm: str) -> None:
-    """Trainers of bfloat16 compute inside of it; products of 8 bits would move logits of 20 by 0.1."""
-    query, key, value = (one.detach().float().requires_grad_() for one in tensors(7, 11)[:3])
+    """Logits stay in float32 under autocast to bfloat16; products of 8 bits would move logits of 20 by 0.1."""
+    query, key, value = (tensor.detach().float().requires_grad_() for tensor in tensors(7, 11)[:3])
     found = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
@@ -63,7 +63,7 @@ def eager(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    key, value = (one.repeat_interleave(Q_HEADS // KV_HEADS, 1) for one in (key, value))
+    key, value = (tensor.repeat_interleave(Q_HEADS // KV_HEADS, 1) for tensor in (key, value))
     logits = query @ key.mT * DIM**-0.5
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
@@ -75,7 +75,7 @@ def eager(
 
 
 def check(norm: str, weights_of: Callable[[Tensor, Tensor], Tensor], inputs: list[Tensor], **options: object) -> None:
-    """Output and all gradients are those of eager attention."""
+    """Assert that the output and all gradients equal those of eager attention."""
     query, key, value, head_params = inputs
     alpha = options.pop("alpha", None)
     limits = {name: options[name] for name in ("causal", "window", "mask") if name in options}
@@ -115,7 +115,8 @@ CASES = {
 }
 NORM_NAMES = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "sigmoid", "relu", "relu2", "softpick")
 
-# As the papers have them: Ramapuram et al. 2024, the bias -ln n; Wortsman et al. 2023, over the length.
+# Formulas of the papers: the bias -ln n of Ramapuram et al. (2024), and the division by length of Wortsman et al.
+# (2023).
 WITH_LENGTH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sigmoid-n": lambda logits, count: 1 / (1 + torch.exp(-logits + torch.log(count))),
     "relu-n": lambda logits, count: torch.relu(logits) / count,
@@ -186,11 +187,11 @@ def test_gradcheck(norm: str) -> None:
 
 @pytest.mark.parametrize("alpha", [4.0, 16.0, 64.0])
 def test_gradients_of_a_large_alpha(alpha: float) -> None:
-    """Finite in float32; in float64, of rows whose keys are far from equal, those of finite differences."""
+    """Gradients are finite in float32. For distinct keys in float64 they equal finite differences."""
     query, key, value, _ = tensors(11, 11, dtype=torch.float32)
     normalized_attention(query, key, value, norm="entmax", alpha=alpha, causal=True).square().sum().backward()
-    for one in (query, key, value):
-        assert one.grad is not None and one.grad.isfinite().all()
+    for tensor in (query, key, value):
+        assert tensor.grad is not None and tensor.grad.isfinite().all()
     logits = torch.tensor([[[0.0, -0.2 / alpha, -0.5 / alpha, -3.0]]], dtype=torch.float64, requires_grad=True)
 
     def weights(logits: Tensor) -> Tensor:
@@ -203,7 +204,7 @@ def test_gradients_of_a_large_alpha(alpha: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_keeps_its_dtype_and_stays_near_float64(norm: str, dtype: torch.dtype) -> None:
     inputs = tensors(11, 11, dtype=dtype, size=1.0)
-    exact = [one.detach().double().requires_grad_() for one in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     results = []
     for query, key, value, head_params in (inputs, exact):
         given = head_params if norm == "ssa" else None
@@ -222,8 +223,8 @@ def test_huge_logits_give_finite_output_and_gradients(norm: str) -> None:
     query, key, value, head_params = tensors(11, 11, dtype=torch.float32, size=1e4)
     given = head_params if norm == "ssa" else None
     normalized_attention(query, key, value, norm=norm, head_params=given, causal=True).sum().backward()
-    for one in (query, key, value):
-        assert one.grad is not None and one.grad.isfinite().all()
+    for tensor in (query, key, value):
+        assert tensor.grad is not None and tensor.grad.isfinite().all()
 
 
 def test_export_sees_one_op() -> None:
@@ -231,7 +232,7 @@ def test_export_sees_one_op() -> None:
         def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return normalized_attention(query, key, value, norm="entmax", causal=True)
 
-    inputs = tuple(one.detach() for one in tensors(11, 11, dtype=torch.float32)[:3])
+    inputs = tuple(tensor.detach() for tensor in tensors(11, 11, dtype=torch.float32)[:3])
     tokens = torch.export.Dim("tokens", min=2, max=64)
     program = torch.export.export(Attention(), inputs, dynamic_shapes=({2: tokens},) * 3, strict=False)
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]

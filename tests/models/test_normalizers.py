@@ -1,4 +1,4 @@
-"""Every normalizer against independent numbers, against its definition, and by its gradient."""
+"""Every normalizer agrees with independent numbers, with its definition, and with finite differences."""
 
 import json
 import math
@@ -10,18 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.models.norms import NORMS, SsaParameters, get_norm
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS
-from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
-from sharp.plugins.ops.torch_normalizers import NORMALIZERS, attention_weights, entropy
+from sharp.core.errors import InputError
+from sharp.models.norms import NORMS, get_norm
+from sharp.models.ssa_parameters import SsaParameters
+from sharp.plugins.op.attributes import HEAD_PARAMETERS
+from sharp.plugins.op.schema import TEMPERATURE_PRESETS
+from sharp.plugins.op.torch_normalizers import NORMALIZERS, attention_weights, entropy
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "plugins" / "conformance" / "normalizers.json").read_text())["rows"]
 finite = st.floats(-30, 30, allow_nan=False, width=32)
 
 
 def weights_of(row: list[float], normalizer: str, b: float = 1.0, n: float = 1.5, **options) -> torch.Tensor:
-    """Weights of one row of float64 logits, as one head with one query."""
+    """Return the weights of one row of float64 logits, as one head with one query."""
     logits = torch.tensor(row, dtype=torch.float64).view(1, 1, -1)
     head_params = torch.tensor([[b, n]], dtype=torch.float64) if normalizer == "ssa" else None
     visible = torch.ones_like(logits, dtype=torch.bool)
@@ -58,7 +59,8 @@ def test_gradient_agrees_with_finite_differences(normalizer, alpha):
 
 
 def test_ssa_has_its_gradient_at_zero_too():
-    # The derivative of ln of the unnormalized weight at z = 0 is n b, so of w_0 in a row of two it is n b / 4.
+    # At z = 0, the derivative of the logarithm of an unnormalized weight is n b. The derivative of w_0 in a row of two
+    # is therefore n b / 4.
     logits = torch.zeros(1, 1, 2, dtype=torch.float64, requires_grad=True)
     head_params = torch.tensor([[2.0, 1.5]], dtype=torch.float64)
     attention_weights("ssa", logits, torch.tensor(True), head_params=head_params)[0, 0, 0].backward()
@@ -116,7 +118,7 @@ def test_entmax_agrees_with_the_package(row):
 
 @pytest.mark.parametrize("alpha", [1.01, 1.08, 1.3, 1.5, 1.8, 2.5])
 def test_compiled_entmax_takes_steps_enough(alpha, monkeypatch):
-    """Compiled code cannot stop when nothing changes any more: it takes a number of steps that must do for all rows."""
+    """Compiled code cannot stop early when nothing changes, so its fixed number of steps must do for all rows."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     generator = torch.Generator().manual_seed(0)
     for keys in (1, 2, 64, 3000):

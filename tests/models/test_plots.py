@@ -1,4 +1,4 @@
-"""What a picture shows, looked up in matplotlib's objects."""
+"""The content of a plot, checked in matplotlib's own objects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The learned length scales by their formulas."""
+"""The learned length scales agree with their formulas."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_ssmax_is_s_times_log_length():
 def test_from_16_items_to_16384_ssmax_grows_as_the_logarithm_does():
     scale = QueryScale("length", HIDDEN, every_head, trained_context=16)
     short, long = scale(hidden[:, :2], torch.tensor([[15, 16383]]))[0, :, 0].tolist()
-    assert long / short == pytest.approx(math.log(16385) / math.log(17), rel=1e-5)  # 3.43
+    assert long / short == pytest.approx(math.log(16385) / math.log(17), rel=1e-5)  # equals 3.43
 
 
 def test_ssmax_bias_is_s_times_log_length_plus_b():
@@ -52,7 +52,7 @@ def test_ssmax_bias_starts_as_plain_attention_at_the_trained_context():
 
 def test_sentmax_learns_beta_and_gamma_themselves():
     scale = randomized("head")
-    assert scale.beta.min() < 0  # nothing keeps it positive
+    assert scale.beta.min() < 0  # no constraint keeps beta positive
     for token, position in enumerate([0, 1, 7, 4000]):
         for head in range(HEADS):
             beta, gamma = scale.beta[head].item(), scale.gamma_exponent[head].item()
@@ -95,7 +95,7 @@ def test_heads_that_are_not_scaled_have_the_factor_one_and_no_parameters(kind):
 def test_a_fixed_gamma_leaves_only_beta_to_learn(kind):
     scale = QueryScale(kind, HIDDEN, every_head, trained_context=512, gamma=3.0)
     assert {name.split(".")[0] for name, _ in scale.named_parameters()} == {"beta" if kind == "head" else "w_beta"}
-    beta = 0.5 if kind == "head" else math.log(2)  # softplus(0)
+    beta = 0.5 if kind == "head" else math.log(2)  # ln 2 is softplus(0)
     with torch.no_grad():
         for parameter in scale.parameters():
             parameter.fill_(0.5 if kind == "head" else 0.0)
@@ -120,5 +120,6 @@ def test_log_power_starts_with_gamma_1():
 def test_llama4_is_the_scale_of_its_code():
     scale = QueryScale("llama4", HIDDEN, every_head, trained_context=512)
     at = torch.tensor([[0, 510, 511, 8191, 100000]])
-    expected = torch.log1p(torch.floor((at.float() + 1.0) / 512)) * 0.1 + 1.0  # transformers' modeling_llama4.py
+    # the formula of transformers' modeling_llama4.py
+    expected = torch.log1p(torch.floor((at.float() + 1.0) / 512)) * 0.1 + 1.0
     torch.testing.assert_close(scale(torch.zeros(1, 5, HIDDEN), at)[0, :, 0], expected[0])

@@ -1,4 +1,4 @@
-"""RESULTS.md comes from saved files, all of it."""
+"""RESULTS.md is rendered from saved files only."""
 
 import csv
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sharp.core.errors import InputError
 from sharp.models.results import main, read_published, render
-from sharp.plugins.errors import InputError
 
 MODELS = Path(__file__).parents[2] / "models"
 COLUMNS = ("task", "norm", "length", "sweep", "value", "metric", "score", "standard_error", "samples", "seed")
@@ -33,7 +33,7 @@ def save(folder, name, scores, *, swept=False, samples=100):
 
 
 def lines(text, start):
-    """The cells of the rows whose first cell is `start`."""
+    """Return the cells of the rows of a Markdown table whose first cell is `start`."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return [row for row in rows if row[0] == start]
 
@@ -74,7 +74,7 @@ def test_the_order_is_counted_over_the_seeds_that_both_have(folder):
 
 
 def test_the_difference_of_one_model_under_two_norms_is_tested_in_pairs(folder):
-    """Student's own example, hours of sleep that two drugs add (Biometrika 6, 1908): t = 4.0621, p = 0.00283."""
+    """The t-test reproduces Student's example of sleep under two drugs (Biometrika 6, 1908): t = 4.06, p = 0.00283."""
     first = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
     second = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
     for seed, (plain, adaptive) in enumerate(zip(first, second, strict=True)):
@@ -115,7 +115,7 @@ def test_sections_without_files_are_left_out_with_a_line(folder):
         assert f"there is no evaluation in `models/results/{name}/` yet" in text
     assert "`models/results/text/` yet" not in text
     assert "| **softmax** | ours, seed 0 | 1.900 |" in text
-    assert "Veličković et al.: " not in text  # among the sources
+    assert "Veličković et al.: " not in text  # the list of sources would name it so
 
 
 def test_our_text_is_put_in(folder):

@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from sharp.core.errors import InputError
 from sharp.models import attention_chunks
 from sharp.models.attention import EagerAttention, LayerOptions
 from sharp.models.config import SharpConfig
 from sharp.models.normalized_attention import normalized_attention
 from sharp.models.norms import NORMS
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.torch_normalizers import NORMALIZERS as WEIGHTS
-from sharp.plugins.ops.torch_normalizers import Options, attention_weights
+from sharp.plugins.op.torch_normalizers import NORMALIZERS as WEIGHTS
+from sharp.plugins.op.torch_normalizers import NormalizerOptions, attention_weights
 from tests.models.test_normalized_attention import BATCH, CASES, Q_HEADS, eager, tensors, visible_keys
 
 COMPETING = ("softmax", "adaptive-temperature", "entmax", "sparsemax", "ssa", "softpick")
@@ -25,11 +25,11 @@ def small_chunks(monkeypatch):
 
 
 def one_more_key(norm: str, logits: Tensor, visible: Tensor, head_params: Tensor, sinks: Tensor) -> Tensor:
-    """The weights by appending a key that every row with any key sees; written without the code for sinks."""
+    """Return attention weights by appending a sink key to every row that sees a key, without the code for sinks."""
     scheme = NORMS[norm]
     beta: Tensor | float = 1.0
-    if scheme.normalizer == "adaptive_softmax":  # that of the keys alone
-        options = Options(None, 1.5, tuple(SharpConfig.temperature_coefficients), 0.5)
+    if scheme.normalizer == "adaptive_softmax":  # the temperature follows from the entropy of the keys alone
+        options = NormalizerOptions(None, 1.5, tuple(SharpConfig.temperature_coefficients), 0.5)
         plain = WEIGHTS["softmax"](logits.masked_fill(~visible, 0.0), visible, options)
         entropy = -(plain * plain.clamp(min=1e-300).log()).sum(-1, keepdim=True)
         polynomial = sum(
@@ -89,14 +89,14 @@ def test_sinks_of_minus_infinity_are_none(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", COMPETING)
 def test_eager_attention_has_them_too(norm: str) -> None:
-    query, key, value, head_params = (one.detach().float() for one in tensors(11, 11))
+    query, key, value, head_params = (tensor.detach().float() for tensor in tensors(11, 11))
     config = SharpConfig(
         vocab_size=8, hidden_size=30, intermediate_size=8, layers=1, q_heads=Q_HEADS, kv_heads=2, head_dim=5, norm=norm,
         positions="none", trained_context=16, max_context=16,
     )  # fmt: skip
     sinks = SINKS.float()
     given = head_params if norm == "ssa" else None
-    heads = (one.transpose(1, 2) for one in (query, key, value))
+    heads = (tensor.transpose(1, 2) for tensor in (query, key, value))
     found = EagerAttention(config)(0, *heads, given, None, LayerOptions(sinks=sinks))
     expected = normalized_attention(query, key, value, norm=norm, head_params=given, sinks=sinks, causal=True)
     torch.testing.assert_close(found.transpose(1, 2), expected, rtol=1e-4, atol=1e-5)

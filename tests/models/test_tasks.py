@@ -1,8 +1,9 @@
-"""Every task's samples are what its paper says: plain solvers that share no code with them find the same answers."""
+"""Samples of every task follow its paper: simple solvers that share no code with the tasks compute the same targets."""
 
 import pytest
 import torch
 
+from sharp.core.errors import InputError
 from sharp.models.objective import IGNORED, loss
 from sharp.models.tasks import scoring
 from sharp.models.tasks.associative_recall import AssociativeRecall
@@ -13,15 +14,14 @@ from sharp.models.tasks.rearrange import Rearrange
 from sharp.models.tasks.recipe import Choices, choose_task, make_settings, with_parameters
 from sharp.models.tasks.registry import TASKS, get_task
 from sharp.models.tasks.scoring import sample_scores, score
-from sharp.plugins.errors import InputError
 from tests.models.tiny_task import generator, sample, tiny
 
 
 def asked(inputs: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-    """The question, up to and with the marker, and the expected answer, of one sample of token tasks."""
+    """Return the question of one sample of a token task, up to and with the marker, and the expected answer."""
     first = next(place for place, target in enumerate(targets) if target != IGNORED)
     assert all(target != IGNORED for target in targets[first:])
-    assert inputs[first + 1 :] == targets[first:-1]  # the beginning of the answer is given
+    assert inputs[first + 1 :] == targets[first:-1]  # the inputs go on with the beginning of the answer
     return inputs[: first + 1], targets[first:]
 
 
@@ -48,7 +48,8 @@ def test_a_sample_has_as_many_positions_as_announced(name):
             assert batch.targets.max() < task.sampler.outputs
 
 
-# Steps, samples a step, learning rate, lengths of training, and of evaluation: the first, the last, how many.
+# Steps, samples per step, learning rate, (first, last) length of training, and (first, last, number of) lengths of
+# evaluation.
 RECIPES = {
     "max-retrieval": (100_000, 128, 1e-3, (5, 16), (16, 16_384, 11)),
     "mqmtar": (390_625, 128, 2e-4, (32, 64), (64, 65_536, 11)),
@@ -77,7 +78,7 @@ def test_a_task_is_trained_and_evaluated_as_its_paper_says(name):
 
 def test_what_does_not_fit_the_memory_is_refused_with_both_numbers(monkeypatch):
     monkeypatch.setattr(scoring, "memory_of", lambda _: 3 * 2**30)
-    scoring.check_memory(2**27, 512, torch.device("cpu"))  # 2.5 GiB
+    scoring.check_memory(2**27, 512, torch.device("cpu"))  # needs 2.5 GiB
     with pytest.raises(InputError, match="length 512 needs about 20 GiB for one sample, there are 3;"):
         scoring.check_memory(2**30, 512, torch.device("cpu"))
 
@@ -122,7 +123,7 @@ def test_associative_recall_of_other_sizes():
     sampler = AssociativeRecall(alphabet=5, key_tokens=1, value_tokens=3, queries=2, density=1.0)
     inputs = sample(sampler, 10, 50).inputs[0]
     assert not (inputs[:, :10] == 0).any()
-    assert (inputs[:, 0] != inputs[:, 5]).all()  # the keys
+    assert (inputs[:, 0] != inputs[:, 5]).all()  # positions 0 and 5 hold the two keys
     assert inputs[:, 0].unique().tolist() == [4, 5, 6, 7, 8]
 
 

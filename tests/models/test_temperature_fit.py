@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sharp.core.errors import InputError
 from sharp.exporter.temperature.cli import fit_temperature
 from sharp.models import evaluate, train
 from sharp.models.causal_lm import SharpForCausalLM
@@ -19,7 +20,7 @@ from sharp.models.config import SharpConfig
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
 from sharp.models.number_sequence import SharpForNumbers
-from sharp.models.objective import Batch
+from sharp.models.objective import TrainingBatch
 from sharp.models.tasks import scoring
 from sharp.models.tasks.largest_item import LargestItem
 from sharp.models.temperature_data import check_recorded, measure_effect
@@ -33,9 +34,8 @@ from sharp.models.temperature_fit import (
     max_retrieval_points,
 )
 from sharp.models.temperature_preset import AdaptiveTemperature, read_temperature
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.schema import TEMPERATURE_PRESETS
+from sharp.plugins.op.torch_normalizers import entropy
 
 TRAINED = Path(__file__).parents[2] / "models" / "checkpoints" / "max-retrieval-softmax.safetensors"
 
@@ -52,7 +52,7 @@ def language_model(positions="nape", **changes) -> SharpForCausalLM:
 
 
 def fit(*arguments):
-    result = CliRunner().invoke(fit_temperature, [str(one) for one in (*arguments, "--threads", 1)])
+    result = CliRunner().invoke(fit_temperature, [str(argument) for argument in (*arguments, "--threads", 1)])
     return result.exit_code, " ".join(result.output.split())
 
 
@@ -64,10 +64,11 @@ def test_data_from_a_polynomial_gives_it_back(coefficients):
 
 
 def test_the_best_temperature_is_the_known_one():
-    # Of logits 1, -1 and tanh(1 / theta), the third has its largest weight at theta: its logit is the mean one there.
+    # Of logits 1, -1 and tanh(1 / theta), the third has its largest weight at the temperature theta, where it equals
+    # the mean logit.
     thetas = torch.tensor(TEMPERATURES, dtype=torch.float64)
     logits = torch.stack([torch.ones_like(thetas), -torch.ones_like(thetas), torch.tanh(1 / thetas)], dim=1)
-    known = thetas >= 0.2  # below, tanh is as good as 1
+    known = thetas >= 0.2  # below 0.2, tanh(1 / theta) cannot be told from 1
     found = best_inverse_temperature(logits[known], torch.full((int(known.sum()),), 2))
     torch.testing.assert_close(found.double(), 1 / thetas[known])
 
@@ -108,7 +109,7 @@ def test_every_head_with_entropy_gives_a_point_of_its_position():
     targets = torch.full((1, 8), -100)
     targets[0, 6:] = tokens[0, 7:]
     runs = []
-    points = language_points(model, [Batch((tokens[:, :-1],), targets)], 0.0, lambda: runs.append(1))
+    points = language_points(model, [TrainingBatch((tokens[:, :-1],), targets)], 0.0, lambda: runs.append(1))
     assert (points.samples, points.generated, len(runs)) == (2, 2, len(TEMPERATURES))
     assert len(points.entropy) == 2 * model.config.layers * model.config.q_heads
     probabilities = torch.stack(
@@ -123,7 +124,7 @@ def test_every_head_with_entropy_gives_a_point_of_its_position():
 def test_from_a_trained_model_to_an_evaluation(tmp_path):
     stored = read_checkpoint(TRAINED)
     torch.manual_seed(0)
-    with torch.no_grad():  # so that it errs on short sets as the trained one does on long ones
+    with torch.no_grad():  # noise makes the model err on short sets, as the trained model does on long ones
         for parameter in stored.model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.25 * parameter.std())
     model, preset = tmp_path / "errs.pt", tmp_path / "fit.json"
@@ -147,12 +148,12 @@ def test_from_a_trained_model_to_an_evaluation(tmp_path):
     for constant in presets:
         constant.write_text(json.dumps(content | {"temperature_coefficients": [float(constant.stem)]}))
     scores = []
-    for options in ((), *(("--temperature-coefficients", one) for one in (*presets, preset))):
+    for options in ((), *(("--temperature-coefficients", value) for value in (*presets, preset))):
         arguments = (model, "--lengths", 256, "--samples", 100, "--threads", 1, "--output", tmp_path / "found.json")
-        result = CliRunner().invoke(evaluate.main, [str(one) for one in (*arguments, *options)])
+        result = CliRunner().invoke(evaluate.main, [str(argument) for argument in (*arguments, *options)])
         assert result.exit_code == 0, result.output
         scores.append(json.loads((tmp_path / "found.json").read_text())[0]["score"])
-    assert scores[0] == scores[1]  # beta = 1 is softmax
+    assert scores[0] == scores[1]  # beta = 1 everywhere is softmax
     assert scores[0] != scores[2]
 
 
@@ -173,7 +174,9 @@ def test_a_language_model_is_fitted_to_a_text(tmp_path):
 def test_a_model_of_a_token_task_is_fitted_to_its_task(tmp_path):
     options = ("--layers", 1, "--heads", 2, "--hidden-size", 16, "--lengths", "2-6", "--batch", 8, "--steps", 10)
     files = ("--work", tmp_path / "work", "--output", tmp_path / "sort.pt", "--set", "symbols=5", "--threads", 1)
-    result = CliRunner().invoke(train.main, [str(one) for one in ("sort", "--norm", "softmax", *options, *files)])
+    result = CliRunner().invoke(
+        train.main, [str(argument) for argument in ("sort", "--norm", "softmax", *options, *files)]
+    )
     assert result.exit_code == 0, result.output
     code, output = fit(tmp_path / "sort.pt", "--lengths", "8", "--samples", 4, "-o", tmp_path / "sort.json")
     assert code == 0, output
@@ -186,7 +189,7 @@ def test_the_effect_of_a_temperature_is_measured_on_all_targets():
     tokens = torch.randint(257, (1, 8), generator=torch.Generator().manual_seed(1))
     targets[0, 5:] = 7
     targets[0, 5] = model(tokens)[0, 5].argmax()
-    batches = [Batch((tokens,), targets), Batch((tokens[:, :6],), targets[:, :6])]  # 3 + 1 targets
+    batches = [TrainingBatch((tokens,), targets), TrainingBatch((tokens[:, :6],), targets[:, :6])]  # 3 and 1 targets
     logs = [model(*batch.inputs)[0, 5:].log_softmax(-1).gather(1, batch.targets[0, 5:, None]) for batch in batches]
     effect = measure_effect(model, iter(batches), None)
     assert effect.cross_entropy == pytest.approx(-torch.cat(logs).mean().item(), rel=1e-5)

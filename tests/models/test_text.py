@@ -1,10 +1,10 @@
-"""The demo's corpus: clean text out of HTML and WordNet, split without overlap."""
+"""The demo's corpus has clean text out of HTML and WordNet, in splits that do not overlap."""
 
 import pytest
 import torch
 
+from sharp.core.errors import NotFoundError
 from sharp.models.text import encode, find_package, make_corpus, page_text, wordnet_documents
-from sharp.plugins.errors import NotFoundError
 
 PAGE = """<html><head><title>Title</title><style>p {}</style></head><body><p id="title"><a>Site</a></p>
 <ul class="docnav top"><li>Prev</li></ul><div class="section"><h2>6.2.&nbsp;The <code>apt</code>

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
+from sharp.core.errors import InputError
 from sharp.models import evaluate, train
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import Checkpoint, describe, read_checkpoint, save_checkpoint
@@ -19,12 +20,14 @@ from sharp.models.norms import NORMS
 from sharp.models.objective import loss
 from sharp.models.tasks.registry import get_task
 from sharp.models.tasks.scoring import Score
-from sharp.plugins.errors import InputError
 from tests.models.tiny_task import sample, tiny
 
 
 def command(main, *arguments):
-    """Exit code and output, on one line; one thread, as two that wait for a busy core are far slower."""
+    """Run a command; return its exit code and its output as one line.
+
+    The command uses one thread, because two threads that share a busy core are far slower.
+    """
     result = CliRunner().invoke(main, [str(argument) for argument in (*arguments, "--threads", 1)])
     return result.exit_code, " ".join(result.output.split())
 
@@ -43,7 +46,7 @@ def test_n_of_ssa_can_be_fixed(tmp_path):
     )
     b, n = parameters().T
     torch.testing.assert_close(n, torch.full_like(n, 2.0))
-    assert (b != 1).all()  # which is trained
+    assert (b != 1).all()  # b is trained, so it has left its initial value
     code, output = sort_run(tmp_path, "--ssa-n", 2)
     assert code == 2 and "norm entmax has no n to fix" in output
     code, output = sort_run(tmp_path, "--norm", "ssa", "--ssa-n", 0.5)
@@ -87,7 +90,8 @@ def test_the_checkpoint_is_the_best_at_another_length(tmp_path, monkeypatch):
 
     def score(model, sampler, metric, length, samples, seed):
         asked.append((length, samples))
-        return Score({3: 0.9}.get(len(asked), 0.1), 0.0)  # of 12 validations and the one that is printed
+        # the third of 12 validations is the best; the last call is the score that is printed
+        return Score({3: 0.9}.get(len(asked), 0.1), 0.0)
 
     monkeypatch.setattr(train, "score", score)
     code, output = sort_run(tmp_path, "--validation-length", 48, "--validation-samples", 7)
@@ -138,7 +142,7 @@ def test_task_parameters_that_are_no_object(tmp_path):
 def test_a_text_is_measured_in_bits_per_byte(tmp_path):
     torch.manual_seed(0)
     model = SharpForCausalLM(replace(train.text_config("softmax"), hidden_size=32, layers=1, intermediate_size=32))
-    torch.nn.init.zeros_(model.lm_head.weight)  # every token is as likely
+    torch.nn.init.zeros_(model.lm_head.weight)  # makes every token equally likely
     save_checkpoint(tmp_path / "lm.pt", model)
     (tmp_path / "text.txt").write_text("a text of some bytes " * 20)
     arguments = (tmp_path / "lm.pt", "--text", tmp_path / "text.txt", "--output", tmp_path / "lm.csv")
@@ -201,16 +205,17 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path, size):
 
 @pytest.mark.parametrize("size", [100, 3000, 100_000])
 def test_a_disk_that_is_full_is_one_sentence(tmp_path, size):
-    """It was a traceback, and `state.pt.partial` stayed."""
+    """A full disk ends training with one sentence and leaves no `state.pt.partial`. Once it was a traceback."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # writing fails in the same places
+    # a file-size limit makes the same writes fail as a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
         code, output = sort_run(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2 and "Error: " in output and "File too large" in output
     assert not list(tmp_path.rglob("*.partial")) and not (tmp_path / "sort.safetensors").exists()
-    assert sort_run(tmp_path)[0] == 0  # in the same place
+    assert sort_run(tmp_path)[0] == 0  # a second run in the same place succeeds
 
 
 def test_a_loss_that_is_not_finite_names_its_step(tmp_path):
@@ -271,7 +276,7 @@ def test_a_sweep_varies_a_whole_number(tmp_path):
 def test_evaluation_says_what_is_wrong_with_its_options(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    # Before anything is measured, which may take hours.
+    # Bad arguments are refused before anything is measured, which may take hours.
     monkeypatch.setattr("sharp.models.evaluation.score", None)
     task, model = tiny("max-retrieval")
     save_checkpoint(tmp_path / "max.pt", model, task=task.name)

@@ -1,4 +1,4 @@
-"""`attn_implementation="sharp-NORM"`: models of transformers train with a norm, and are saved and loaded with it."""
+"""Models of transformers train with a norm through `attn_implementation="sharp-NORM"`, and are saved with it."""
 
 import json
 
@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 import sharp.models.hugging_face  # noqa: F401 - registers the implementations
+from sharp.core.errors import InputError
 from sharp.models.adapted_model import attention_norms
 from sharp.models.query_scale import mean_log_length
-from sharp.plugins.errors import InputError
 
 SIZES = {"vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -46,7 +46,7 @@ def test_its_parameters_are_trained_saved_and_loaded_with_the_model(norm, kind, 
 
     model.eval().save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["attention_norm"]["norm"] == norm
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)  # no attn_implementation
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)  # without attn_implementation
     assert loaded.config._attn_implementation == f"sharp-{norm}"
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)

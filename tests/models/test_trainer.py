@@ -7,13 +7,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sharp.core.errors import InputError, SharpError
 from sharp.models.causal_lm import SharpForCausalLM
 from sharp.models.checkpoint import load_checkpoint
 from sharp.models.config import SharpConfig
 from sharp.models.text import make_corpus
 from sharp.models.train import bits_per_byte, main, sample_windows
 from sharp.models.trainer import Stage, TrainSettings, make_optimizer, train
-from sharp.plugins.errors import InputError, SharpError
 
 SETTINGS = TrainSettings(
     steps=12,
@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path)
     ("best", "scores", "step"), [(max, (3, 7, 7, 5), 6), (min, (9, 8, 2, 4), 6), (max, (1, 2, 3, 4), 8)]
 )
 def test_the_best_validation_is_kept(tmp_path, best, scores, step, stop_after):
-    """The later of equals; a run that was killed keeps it, too."""
+    """The weights of the best validation are kept, the later of two equal ones, also if a run is killed and resumed."""
     settings = replace(SETTINGS, steps=8, validate_every=2, save_every=2)
     seen = {}
 
@@ -146,7 +146,7 @@ def test_the_best_validation_is_kept(tmp_path, best, scores, step, stop_after):
         model = new_model()
         train(model, sample, validate_at(stop_after // 2 * 2 + 2), settings, tmp_path, best=best)
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, seen[step][name], rtol=1e-3, atol=1e-4)  # float16 on the disk
+        torch.testing.assert_close(value, seen[step][name], rtol=1e-3, atol=1e-4)  # saved as float16
     if step != 8:
         assert any((value - seen[8][name]).abs().max() > 1e-3 for name, value in model.state_dict().items())
 

@@ -1,4 +1,4 @@
-"""The training loop of docs/training.md runs as it stands there, and what it writes is a checkpoint."""
+"""The training loop of docs/training.md runs as printed, and writes a checkpoint."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-// The products of a key screen for one instruction set beside those by plain 64-bit arithmetic, for every number of
+// Compares a key screen's products in one instruction set with products in plain 64-bit arithmetic, for every number of
 // rows.
 #define SHARP_ISA tested
 #include "screen_products.h"
@@ -17,7 +17,7 @@ int main() {
       for (int rows = 1; rows <= tested::kScreenRows; ++rows)
         for (int extreme = 0; extreme < 2; ++extreme) {
           const int64_t stride = 4 * block_size, query_size = 4 * quads + 4;
-          // Of the sum of products, as in bound_row.
+          // The sum of products must fit 32 bits, as in bound_row.
           const int largest = std::min<int64_t>(tested::kLargestInteger, 2147483646 / (127 * 4 * quads));
           std::vector<int8_t> keys(quads * stride);
           std::vector<int16_t> query(rows * query_size), arranged;

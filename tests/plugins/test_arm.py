@@ -1,4 +1,4 @@
-"""The kernels compile for 64-bit Arm, whose NEON the vector extension maps to; needs g++-aarch64-linux-gnu."""
+"""The kernels compile for 64-bit Arm, whose NEON the vector extension maps to. The test needs g++-aarch64-linux-gnu."""
 
 import subprocess
 from pathlib import Path

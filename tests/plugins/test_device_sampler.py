@@ -1,4 +1,4 @@
-"""Where no sampler of a GPU is found the host samples, and the log says why."""
+"""The host samples tokens where no GPU sampler is found, and the log says why."""
 
 import logging
 from contextlib import contextmanager, nullcontext
@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from sharp.core.errors import SharpError
 from sharp.plugins.cuda import sampler
 from sharp.plugins.doctor import machine
-from sharp.plugins.errors import SharpError
 
 
 class Library:
-    """Has the kernel for compute capability 9.0."""
+    """A library that has the kernel for compute capability 9.0."""
 
     def __init__(self, path):
         pass
@@ -25,7 +25,7 @@ class Library:
 
 
 class Driver:
-    """Has no page-locked memory."""
+    """A driver that has no page-locked memory."""
 
     def __init__(self, number):
         pass

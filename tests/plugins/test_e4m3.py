@@ -1,4 +1,4 @@
-"""Numbers of 8 bits, e4m3, against torch's own."""
+"""Numbers of 8 bits, e4m3, are encoded and decoded as torch does."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.ops import e4m3
+from sharp.plugins.op import e4m3
 
 BYTES = np.arange(256, dtype=np.uint8)
 NUMBERS = torch.from_numpy(BYTES).view(torch.float8_e4m3fn).float().numpy()
 
 
 def by_torch(numbers: np.ndarray) -> np.ndarray:
-    """torch makes NaN of what is beyond the largest number, which is 448, so that is cut off first."""
+    """Return torch's encoding of `numbers`, cut off at 448 first, because torch makes NaN of larger numbers."""
     bounded = torch.from_numpy(np.clip(numbers, -448, 448))
     encoded: np.ndarray = bounded.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     return encoded

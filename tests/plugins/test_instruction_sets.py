@@ -1,4 +1,7 @@
-"""The kernels' tests again on other instruction sets: a process chooses one, once, when it loads the library."""
+"""The kernels' tests run again on other instruction sets, each in a new process.
+
+A process chooses its instruction set once, when it loads the library.
+"""
 
 import functools
 import os
@@ -16,13 +19,17 @@ FILES = [
     HERE / "conformance" / "test_key_screen.py",
     HERE / "test_sampling.py",
 ]
-# Of the types only what is arithmetic: one shape for each of the kernel's loops.
+# Of test_kernel_types, run only one shape for each of the kernel's loops. The other cases test no further arithmetic.
 SELECTED = "not test_kernel_types or ((16_bits or int8) and (prompt or split))"
-LOAD = "import numpy as np; from sharp.plugins.sampling import sample; sample(np.zeros((1, 2), 'f4'), np.zeros((1, 5)))"
+LOAD = """
+import numpy as np
+from sharp.plugins.cpu.sampling import sample
+sample(np.zeros((1, 2), "f4"), np.zeros((1, 5)))
+"""
 
 
 def load_with(isa: str) -> str:
-    """What a process says that loads the library with this instruction set."""
+    """Return the stderr of a process that loads the library with the instruction set `isa`."""
     environment = {**os.environ, "SHARP_ISA": isa}
     command = [sys.executable, "-c", LOAD]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
@@ -30,7 +37,7 @@ def load_with(isa: str) -> str:
 
 @functools.cache
 def available() -> list[str]:
-    """Those of this processor, the best first: this process has that one."""
+    """Return the instruction sets of this processor, the best first. This process uses the first."""
     said = load_with("none")
     found = re.search(r"this processor can run: (.*)", said)
     assert found, said
@@ -47,7 +54,7 @@ def test_others_agree_too(isa: str) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SELECTED, *map(str, FILES)],
         cwd=HERE.parent,
-        env={**os.environ, "SHARP_ISA": isa, "HYPOTHESIS_PROFILE": "fast"},
+        env={**os.environ, "SHARP_ISA": isa, "HYPOTHESIS_PROFILE": "fast", "TESTS_SHARE": "3"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Where the native library is, and what it exports."""
+"""The native library is found or refused with a sentence, and runs with the requested settings."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sharp.core.errors import InputError, SharpError
 from sharp.plugins import library_path
-from sharp.plugins.errors import InputError, SharpError
 from tests.marks import full
 from tests.serving.conftest import write_folder
 
@@ -41,6 +41,7 @@ def test_only_the_entry_points_are_exported() -> None:
     assert sorted(line.split()[-1] for line in symbols.splitlines()) == [
         "RegisterCustomOps",
         "sharp_logprobs",
+        "sharp_plan",
         "sharp_sample",
     ]
 
@@ -63,7 +64,7 @@ def test_an_unknown_instruction_set_is_refused_when_the_library_is_registered() 
 
 @pytest.mark.parametrize(("given", "kept"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
 def test_onnx_runtime_reports_its_use_only_if_the_user_says_so(given: dict[str, str], kept: str) -> None:
-    code = "import os, sharp.plugins.cache_tensors; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    code = "import os, sharp.plugins.op.cache_tensors; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment | given, capture_output=True, text=True, check=True
@@ -83,13 +84,16 @@ def test_onnx_runtime_reports_its_use_only_if_the_user_says_so(given: dict[str, 
 def test_a_wrong_library_or_instruction_set_ends_the_start_with_a_sentence(
     tmp_path: Path, variable: str, value: str, message: str, kernels: str
 ) -> None:
-    """It was a traceback of ONNX Runtime; without kernels, an error of every request."""
+    """The server does not start with a wrong library or instruction set.
+
+    Once ONNX Runtime ended in a traceback or, without kernels, every request failed.
+    """
     (tmp_path / "libsharp_ops.so").write_text("not a library")
     folder = write_folder(tmp_path / "model", hashing=0)
     command = [
         sys.executable,
         "-c",
-        "from sharp.plugins.cli import main; main()",
+        "from sharp.core.cli import main; main()",
         "serve",
         str(folder),
         "--grpc-port",

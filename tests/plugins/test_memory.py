@@ -1,4 +1,4 @@
-"""The kernel updates a bound cache in place, and its memory grows with the context, not with its square."""
+"""The kernel updates a bound cache in place, and its memory grows linearly with the context, not with its square."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import OUTPUTS
+from sharp.plugins.op.reference import AttentionOutput
+from sharp.plugins.op.schema import OUTPUTS
 from tests.marks import full
 from tests.plugins.conformance.cases import Shape, assert_agrees, make_case, make_model, run, run_reference, session
 
@@ -43,7 +43,7 @@ def test_a_cache_that_is_not_bound_so_is_not_overwritten() -> None:
 
 
 def test_a_cache_used_by_two_nodes_is_read_unchanged_by_both() -> None:
-    # The first node must not update in place what the second still reads.
+    # The first node must not update a cache in place that the second node still reads.
     case = make_case("softmax")
     model = make_model(case)
     nodes = model.graph.node
@@ -75,7 +75,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 def prompt(normalizer: str, tokens: int) -> tuple[object, dict[str, np.ndarray]]:
-    """A prompt of one head with one channel, so that only the kernel's own memory can be large."""
+    """Return a model and a prompt of one head with one channel, so that only the kernel's own memory can be large."""
     case = make_case(normalizer, Shape(((0, 1),), 1, 1, 1, 1))
     blocks = tokens // 16
     numbers = np.random.default_rng(0).standard_normal((tokens, 1, 1)).astype(np.float32)
@@ -107,6 +107,6 @@ def test_peak_memory_of_a_prompt_is_linear(normalizer: str) -> None:
         )
         return float(finished.stdout)
 
-    # Tokens times context would be 256 MiB and 4 GiB of float32.
+    # A float32 matrix of tokens times context would take 256 MiB and 4 GiB.
     assert peak(8192) < 32
     assert peak(32768) < 64

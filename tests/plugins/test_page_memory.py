@@ -1,4 +1,4 @@
-"""Memory of caches: zeros, page-aligned, in huge pages, and no more of it than was requested."""
+"""Memory of caches holds zeros, is page-aligned, lies in huge pages, and is taken only as it is written."""
 
 import ctypes
 import mmap
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins import page_memory
-from sharp.plugins.cache_tensors import CacheTensor
+from sharp.plugins.cpu import page_memory
+from sharp.plugins.op.cache_tensors import CacheTensor
 
 MIB = 1 << 20
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -26,7 +26,10 @@ def kb(field: str) -> int:
 
 
 def huge_kb_of(memory: mmap.mmap) -> int:
-    """Of one mapping: the kernel moves others of this process into huge pages whenever it likes."""
+    """Return how many KB of one mapping lie in huge pages.
+
+    Other mappings do not count, because Linux moves them into huge pages whenever it likes.
+    """
     address, inside = ctypes.addressof(ctypes.c_char.from_buffer(memory)), False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -54,7 +57,7 @@ def test_a_cache_takes_its_memory_when_it_is_written_and_no_more_than_its_size()
     cache = value.numpy()
     assert kb("Rss") - before < 1024
     cache[0] = 1
-    assert kb("Rss") - before < 4096  # one page of 2 MB, and what else the process did meanwhile
+    assert kb("Rss") - before < 4096  # one page of 2 MB, and any other memory that the process took meanwhile
     cache[...] = 1
     assert 63 * 1024 < kb("Rss") - before < 68 * 1024
     assert value.data_ptr() % 4096 == 0
@@ -66,7 +69,7 @@ def test_large_arrays_lie_in_huge_pages() -> None:
     before = kb("AnonHugePages")
     array = page_memory.zeros((64 * MIB,), np.int8)
     array[...] = 1
-    # 64 MiB is 32 of them, of which fragmented memory may lack some.
+    # 64 MiB are 32 huge pages, of which fragmented memory may lack some.
     assert kb("AnonHugePages") - before >= 32 * 1024
 
 
@@ -85,7 +88,7 @@ def test_what_a_library_allocates_is_moved_into_huge_pages_and_keeps_its_content
         inside = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         inside.write(b"\2" * (64 * MIB))
         assert huge_kb_of(inside) == 0
-    assert 32 * 1024 <= kb("AnonHugePages") - before <= 100 * 1024  # and not the 64 MB from outside
+    assert 32 * 1024 <= kb("AnonHugePages") - before <= 100 * 1024  # the 64 MB from outside the block are not moved
     assert inside[:] == b"\2" * (64 * MIB)
 
 

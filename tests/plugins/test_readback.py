@@ -1,4 +1,4 @@
-"""Rows of a GPU's tensor come to the host, over a driver whose device is the host."""
+"""Rows of a GPU's tensor are copied to the host, by a fake driver whose device memory is the host's."""
 
 import ctypes
 from contextlib import contextmanager
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from sharp.core.errors import SharpError
 from sharp.plugins.cuda import readback
 from sharp.plugins.cuda.readback import Readback
-from sharp.plugins.errors import SharpError
 
 COLUMNS = 5
 TENSOR = np.arange(8 * COLUMNS, dtype=np.float32).reshape(8, COLUMNS)
 
 
 class FakeDriver:
-    """The functions of the driver that are called, on memory of the host."""
+    """The driver functions that copying rows needs, on memory of the host."""
 
     def __init__(self, number):
         self.held, self.copied, self.refuses = {}, [], False

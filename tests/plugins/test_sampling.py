@@ -1,17 +1,17 @@
-"""The native sampler against its definition in float64."""
+"""The native sampler agrees with its definition in float64."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.sampling import NO_TOKEN, logprobs, sample
+from sharp.plugins.cpu.sampling import NO_TOKEN, logprobs, sample
 
-CLOSE = 1e-5  # float32 weights: a random number, or a mass, so close to a border may be on either side of it
+CLOSE = 1e-5  # float32 weights: a random number or mass within this distance of a border may fall on either side
 
 
 def kept_by_definition(weights, top_k, top_p, min_p):
-    """The tokens that the limits keep: surely and perhaps, bool [vocab] each."""
+    """Return which tokens the limits surely keep, and which they may keep, bool [vocab] each."""
     lowest = min_p
     if 0 < top_k < len(weights):
         lowest = max(lowest, np.sort(weights)[-top_k])
@@ -30,7 +30,7 @@ def kept_by_definition(weights, top_k, top_p, min_p):
 
 
 def check_draw(logits, token, sharpness, top_k, top_p, min_p, random):
-    """The token is the one that the definition samples, up to rounding."""
+    """Assert that `token` is the token that the definition samples, up to rounding."""
     if not np.isfinite(logits.max()):
         assert token == NO_TOKEN
         return
@@ -39,7 +39,7 @@ def check_draw(logits, token, sharpness, top_k, top_p, min_p, random):
         return
     with np.errstate(over="ignore"):
         weights = np.exp((logits.astype(np.float64) - logits.max()) * np.float64(np.float32(sharpness)))
-    assert weights[token] > 1e-39  # float32 has no less; from here to 1e-37 a token may have a weight or none
+    assert weights[token] > 1e-39  # below this, float32 has no weights; up to 1e-37 a token may have a weight or none
     weights[weights < 1e-37] = 0
     surely, perhaps = kept_by_definition(weights, top_k, top_p, min_p)
     assert perhaps[token]
@@ -75,7 +75,7 @@ def test_draws_follow_the_definition(limits, vocab, kind, seed):
     sampled = sample(logits, np.array(limits, float))
     for row, token, limit in zip(logits, sampled.tolist(), limits, strict=True):
         check_draw(row, token, *limit)
-    for place, limit in enumerate(limits):  # a row does not depend on the others
+    for place, limit in enumerate(limits):  # a row does not depend on the other rows
         assert sample(logits[place : place + 1], np.array([limit], float)).tolist() == [sampled[place]]
 
 

@@ -1,4 +1,7 @@
-"""The integer products of a key screen, compiled for each instruction set, are exact; NEON's run under qemu-user."""
+"""The integer products of a key screen, compiled for each instruction set, are exact.
+
+The code for NEON runs under qemu-user.
+"""
 
 import os
 import shutil
@@ -19,7 +22,13 @@ ARM_FLAGS = {"neon": [], "neon_dotprod": ["-march=armv8.2-a+dotprod"]}
 
 def compared_and_wrong(compiler: str, flags: list[str], folder: Path, *run: str) -> tuple[int, int]:
     program = folder / "screen_products"
-    sources = [str(ROOT / "tests/plugins/screen_products.cc"), f"-I{ROOT / 'plugins/cpu'}", "-o", str(program)]
+    sources = [
+        str(ROOT / "tests/plugins/screen_products.cc"),
+        f"-I{ROOT / 'plugins/cpu'}",
+        f"-I{ROOT / 'plugins/op'}",
+        "-o",
+        str(program),
+    ]
     subprocess.run([compiler, "-std=c++17", "-O2", *flags, *sources], check=True)
     finished = subprocess.run([*run, str(program)], capture_output=True, text=True, check=True)
     compared, wrong = map(int, finished.stdout.split())

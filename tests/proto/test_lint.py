@@ -1,4 +1,4 @@
-"""`buf lint` finds nothing in `sharp.v1`. Skipped where there is no npm, which brings buf."""
+"""`buf lint` finds nothing in `sharp.v1`. The test is skipped where npm, which installs buf, is missing."""
 
 import subprocess
 from pathlib import Path

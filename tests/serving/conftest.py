@@ -1,4 +1,4 @@
-"""A tiny ONNX model whose tokens follow from a formula, and a server that serves it."""
+"""A tiny ONNX model whose tokens follow from a formula, and fixtures that serve the model."""
 
 import asyncio
 import queue
@@ -13,29 +13,30 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sharp.plugins.manifest import Cache, Manifest, Norm, SourceRecord, read_manifest
-from sharp.plugins.manifest import Tokenizer as TokenizerSettings
+from sharp.core.manifest import Cache, Manifest, Norm, SourceRecord, TokenizerSettings, read_manifest
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
 from sharp.serving.server.server import Settings, Started, run_server
 from tests.serving.grpc_client import Client
+from tests.serving.loop_watch import LoopWatch
 from tests.serving.running_engine import RunningEngine
 
-VOCAB = 257  # bytes and an end-of-sequence token
+VOCAB = 257  # all bytes and an end-of-sequence token
 EOS = 256
 BLOCK = 4
 HEADS = 2
 MAX_CONTEXT = 128
-# Per head: factors on entropy, support, inverse temperature and logit spread.
+# Factors of each head on entropy, support, inverse temperature and logit spread.
 HEAD_SCALE = np.array([[1, 1, 1, 1], [0.5, 0.5, 2, 1]], np.float32)
 
 
 def make_model(hashing: int) -> onnx.ModelProto:
-    """Next token = (last + 1 + hashing * sum of (position + 1) * token) mod VOCAB, all read from the paged cache.
+    """Return a model with next token = (last + 1 + hashing * sum of (position + 1) * token) mod VOCAB.
 
-    A cache value is the token. With `hashing` 0 the model counts; with 1 a token in the wrong slot, a stale block or a
-    wrong block table changes the tokens. The statistics are those of uniform attention, scaled per head.
+    All tokens are read from the paged cache, in which a value is the token. With `hashing` 0 the model counts. With 1,
+    a token in the wrong slot, a stale block or a wrong block table changes the tokens. The statistics are those of
+    uniform attention, scaled per head.
     """
     nodes, constants = [], []
 
@@ -106,7 +107,7 @@ def make_model(hashing: int) -> onnx.ModelProto:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte, its id is the byte; EOS is special."""
+    """Return a tokenizer with one token per byte, whose id is the byte, and a special EOS token."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # ByteLevel shows other bytes from U+0100 on
     others = iter(range(256, 512))
     letters = {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
@@ -118,7 +119,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_folder(folder: Path, *, hashing: int, tokenizer: bool = True) -> Path:
-    """A model folder with the tiny model."""
+    """Write a model folder with the tiny model, and return its path."""
     folder.mkdir()
     onnx.save(make_model(hashing), folder / "model.onnx")
     if tokenizer:
@@ -146,24 +147,24 @@ def write_folder(folder: Path, *, hashing: int, tokenizer: bool = True) -> Path:
 
 @pytest.fixture(scope="session")
 def counting(tmp_path_factory) -> Path:
-    """Completes "a" with "bcd...": each token is the one before plus one."""
+    """Return a model folder that completes "a" with "bcd...": each token is the one before plus 1."""
     return write_folder(tmp_path_factory.mktemp("models") / "counting", hashing=0)
 
 
 @pytest.fixture(scope="session")
 def hashing(tmp_path_factory) -> Path:
-    """Each token depends on every token before it."""
+    """Return a model folder whose next token depends on every token before it."""
     return write_folder(tmp_path_factory.mktemp("models") / "hashing", hashing=1)
 
 
 @pytest.fixture(scope="session")
 def ids_only(tmp_path_factory) -> Path:
-    """Like `counting`, without a tokenizer."""
+    """Return a model folder like `counting`, but without a tokenizer."""
     return write_folder(tmp_path_factory.mktemp("models") / "ids-only", hashing=0, tokenizer=False)
 
 
 def greedy_hashing(prompt: list[int], count: int) -> list[int]:
-    """What the hashing model generates, until EOS."""
+    """Return the tokens that the hashing model generates greedily, until EOS."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + count and (len(tokens) == len(prompt) or tokens[-1] != EOS):
         total = sum((position + 1) * token for position, token in enumerate(tokens))
@@ -173,7 +174,7 @@ def greedy_hashing(prompt: list[int], count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def expected_hashing():
-    """The formula of the hashing model in plain Python."""
+    """Return the hashing model's formula in plain Python."""
     return greedy_hashing
 
 
@@ -187,13 +188,27 @@ SETTINGS = Settings(
 
 @pytest.fixture(scope="session")
 def server_settings() -> Settings:
-    """Those of every test server that says nothing else."""
+    """Return the settings of test servers that choose no others."""
     return SETTINGS
 
 
+@pytest.fixture(scope="session")
+def loop_watch():
+    """Watch the event loops of all servers that `start_server` starts."""
+    with LoopWatch().installed() as watch:
+        yield watch
+
+
+@pytest.fixture(autouse=True)
+def _the_event_loop_never_stands(loop_watch):
+    loop_watch.found.clear()
+    yield
+    assert loop_watch.found == []
+
+
 @pytest.fixture(scope="module")
-def start_server():
-    """Starts servers of a folder, `start_server(folder, engine=..., server=..., metrics=...)`, and stops them."""
+def start_server(loop_watch):
+    """Return `start_server(folder, engine=..., server=..., metrics=...)`; stop its servers after the tests."""
     running = []
 
     def start(folder: Path, **settings) -> Started:
@@ -202,10 +217,19 @@ def start_server():
         async def main() -> None:
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
+
+            def end() -> None:
+                loop_watch.remove(loop)
+                loop.call_soon_threadsafe(stop.set)
+
+            def begin(started: Started) -> None:
+                loop.call_soon(loop_watch.add, loop)  # the watch begins after the last work of the start
+                outcomes.put((started, end))
+
             await run_server(
                 folder,
                 replace(SETTINGS, **settings),
-                lambda started: outcomes.put((started, lambda: loop.call_soon_threadsafe(stop.set))),
+                begin,
                 stop,
             )
 
@@ -251,13 +275,13 @@ def client(connect, counting):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """(sequences in the step, free blocks after it) of every step."""
+    """Return a list that gets (sequences of the step, free blocks after it) for every step of an engine."""
     seen, step = [], Engine.step
 
     def counted(engine):
         events = step(engine)
         seen.append((len(engine._requests), engine.blocks.free))
-        time.sleep(0.02)  # a step as long as a small model's: a cancellation has time to arrive
+        time.sleep(0.02)  # a step as long as a small model's, so that a cancellation has time to arrive
         return events
 
     monkeypatch.setattr(Engine, "step", counted)

@@ -22,7 +22,7 @@ class Client:
         )
 
     def generate(self, *args, **fields):
-        """(text, finished) of a whole stream."""
+        """Read a whole stream, and return its text and its `finished` message."""
         messages = list(self.stream(*args, **fields))
         assert messages[0].HasField("prompt_info")
         assert messages[-1].HasField("finished")

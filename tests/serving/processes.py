@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY_SECONDS = 60
-PORTS = ("--grpc-port", "0", "--http-port", "0")  # free ones
-SERVE = (sys.executable, "-c", "from sharp.plugins.cli import serve_main; serve_main()")
+PORTS = ("--grpc-port", "0", "--http-port", "0")  # the system chooses free ports
+SERVE = (sys.executable, "-c", "from sharp.core.cli import serve_main; serve_main()")
 
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """What runs, its addresses, and the file of all that it prints."""
+    """A running server: its process, its addresses, and the file that gets all its output."""
 
     process: "subprocess.Popen[bytes]"
     grpc: str
@@ -25,7 +25,7 @@ class ServerProcess:
     log: Path
 
     def printed(self) -> str:
-        """Both of its streams until now."""
+        """Return both output streams until now."""
         return self.log.read_text(encoding="utf-8")
 
 
@@ -37,9 +37,9 @@ def server_process(
     environment: Mapping[str, str] | None = None,
     stderr: int = subprocess.STDOUT,
 ) -> Iterator[ServerProcess]:
-    """Run `command` on a model folder, on free ports of 127.0.0.1; the block is entered when it serves.
+    """Run `command` on a model folder, on free ports of 127.0.0.1, and yield once it serves.
 
-    What still runs at the end is killed. `stderr` may be a descriptor of another file than that of all it prints.
+    A process that still runs at the end is killed. `stderr` may be the descriptor of another file than the log.
     """
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "log"

@@ -1,8 +1,8 @@
-"""`RunningEngine`: an engine for tests that look at its events and at what its model was given."""
+"""`RunningEngine`: an engine for tests that look at its events and at the batches of its model."""
 
 import numpy as np
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.events import Delta, Finished
 from sharp.serving.api.request import GenerateRequest
@@ -14,13 +14,13 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def prepared(name, prompt, params, max_new_tokens, **fields):
-    """A request as `ModelFolder.prepare` gives it to the engine; `prompt` is token ids."""
+    """Return a request as `ModelFolder.prepare` gives it to the engine; `prompt` is token ids."""
     ids = tuple(prompt)
     return GenerateRequest(ids, params, request_id=name, prompt_ids=ids, max_new_tokens=max_new_tokens, **fields)
 
 
 class RunningEngine:
-    """An engine, every event that came out of it, and its batches."""
+    """An engine, all its events, and all its batches."""
 
     def __init__(self, backend, folder, monkeypatch, blocks, config):
         self.batches = []
@@ -49,14 +49,14 @@ class RunningEngine:
             self.step()
 
     def of(self, kind, name=None):
-        return [one for one in self.events if isinstance(one, kind) and name in (None, one.request_id)]
+        return [event for event in self.events if isinstance(event, kind) and name in (None, event.request_id)]
 
     def tokens(self, name, index=0):
-        return [token for one in self.of(Delta, name) if one.index == index for token in one.token_ids]
+        return [token for event in self.of(Delta, name) if event.index == index for token in event.token_ids]
 
     def order(self):
-        return [one.request_id for one in self.of(Finished)]
+        return [event.request_id for event in self.of(Finished)]
 
     def chunks(self):
-        """How many tokens every sequence of every step computed."""
+        """Return how many tokens every sequence of every step computed."""
         return [np.diff(batch.query_start).tolist() for batch in self.batches]

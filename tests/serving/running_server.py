@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def serve_while(folder: Path, settings: Settings, use: Callable[[Started, Callable[[], None]], Result]) -> Result:
-    """What `use(started, stop)` gives, which runs in a thread beside the server; `stop` is SIGTERM to it."""
+    """Return the result of `use(started, stop)`, run in a thread beside the server; `stop` acts as SIGTERM."""
 
     async def serve() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -102,22 +102,16 @@ def test_a_terminal_shows_what_is_loaded(counting):
 def test_generate_from_a_folder_that_is_not_there(tmp_path):
     result = run(generate, tmp_path / "smollm", "a")
     assert result.exit_code == 2
-    assert f"there is no folder {tmp_path / 'smollm'}; give a model folder, or a server as host:port" in result.stderr
+    sentence = (
+        f"there is no file or folder {tmp_path / 'smollm'}; give a model folder, a checkpoint, or a server as host:port"
+    )
+    assert sentence in result.stderr
 
 
 def test_generate_from_a_folder_takes_nothing_that_is_a_servers(counting):
     result = run(generate, counting, "a", "--token", "secret")
     assert result.exit_code == 2
     assert "--model, --token and TLS are for a server" in result.stderr
-
-
-def test_generate_without_a_server():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    result = run(generate, address, "a")
-    assert result.exit_code == 2
-    assert result.stderr == f"Error: the server at {address} does not respond; start one with sharp-serve\n"
 
 
 def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_path):
@@ -130,6 +124,9 @@ def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_pat
     ]
     result = run(serve, tmp_path / "none", "--grpc-port", 0, "--http-port", 0)
     assert result.exit_code == 2
+    assert "none does not exist; give a model folder, a checkpoint" in result.stderr
+    result = run(serve, tmp_path, "--grpc-port", 0, "--http-port", 0)
+    assert result.exit_code == 2
     assert "is not a model folder" in result.stderr
     result = run(serve, counting, "--cache-tokens", 10**15, "--grpc-port", 0, "--http-port", 0, "--no-kernels")
     assert result.exit_code == 2
@@ -139,7 +136,7 @@ def test_serve_refuses_a_port_in_use_and_a_folder_that_is_none(counting, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "a" * 70], "there is no such address; choose another host"),
+        (["--host", "a" * 70], "there is no such address; choose another --host"),
         (["--max-waiting-requests", 2**32], "max_waiting_requests is 4294967296; it must be at most 2147483647"),
         (["--speculative-tokens", -1], "speculative_tokens is -1; it must be at least 0"),
         (["--speculative-tokens", 2**32], "speculative_tokens is 4294967296; it must be at most 2147483647"),
@@ -153,7 +150,7 @@ def test_serve_refuses_what_no_server_can_have(counting, options, message):
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")], ids=repr)
 def test_a_start_without_memory_is_one_sentence(counting, monkeypatch, error):
-    """It was a traceback."""
+    """A start without enough memory ends with one sentence. Once it was a traceback."""
     monkeypatch.setattr("sharp.serving.cli.read_settings", Mock(side_effect=error))
     result = run(serve, counting)
     assert (result.exit_code, result.stderr) == (
@@ -168,7 +165,7 @@ def test_serve_until_a_signal(counting, number):
     with server_process(counting, "--no-kernels", environment=environment) as server:
         assert run(generate, server.grpc, "a", "--temperature", 0, "--max-tokens", 3).stdout == "bcd\n"
         server.process.send_signal(number)
-        code, printed = server.process.wait(20), server.printed()
+        code, printed = server.process.wait(60), server.printed()
     assert (code, "Traceback" in printed) == (0, False)
     for words in ("counting", "softmax", "32768 tokens in blocks of 4", "2048 tokens a step", "gRPC", "/metrics"):
         assert words in printed
@@ -182,13 +179,15 @@ def test_what_cancelled_requests_leave_behind_is_freed_while_the_server_runs(mon
     async def serve():
         cli._collect(asyncio.get_running_loop())
         left = weakref.ref(Cycle())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while left() is not None:
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(cli, "COLLECTION_SECONDS", 0.05)
     gc.disable()
+    gc.freeze()  # otherwise a garbage collection takes seconds where many tests ran before
     try:
         asyncio.run(serve())
     finally:
+        gc.unfreeze()
         gc.enable()

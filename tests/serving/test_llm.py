@@ -33,8 +33,14 @@ def test_one_prompt_alone_and_parameters_per_prompt(llm):
 
 
 def test_token_ids_in_arrays(llm):
-    assert [one.text for one in llm.generate([np.array([97]), np.array([98])], GREEDY)] == ["bcdefghi", "cdefghij"]
-    assert [one.text for one in llm.generate(np.array([[97, 98], [98, 99]]), GREEDY)] == ["cdefghij", "defghijk"]
+    assert [completion.text for completion in llm.generate([np.array([97]), np.array([98])], GREEDY)] == [
+        "bcdefghi",
+        "cdefghij",
+    ]
+    assert [completion.text for completion in llm.generate(np.array([[97, 98], [98, 99]]), GREEDY)] == [
+        "cdefghij",
+        "defghijk",
+    ]
 
 
 def test_stops_at_eos_unless_told_not_to(llm):
@@ -63,7 +69,7 @@ def test_stop_string_over_token_borders(llm):
         ("a", {"stop_token_ids": [ord("e")]}, "bcde", ord("e")),
         ("a", {"stop": ["de"], "stop_token_ids": [ord("e")]}, "bcde", "de"),
         ("a", {"stop": ["ez"], "stop_token_ids": [ord("e")]}, "bcde", ord("e")),
-        ([125], {"stop_token_ids": [EOS], "logit_bias": {EOS: 100}}, "", EOS),  # no text has a special token
+        ([125], {"stop_token_ids": [EOS], "logit_bias": {EOS: 100}}, "", EOS),  # a special token has no text
         ([125], {"stop": "<eos>", "ignore_eos": True, "logit_bias": {EOS: 100}}, "<eos>", "<eos>"),
     ],
 )
@@ -108,7 +114,7 @@ def test_max_tokens_0_reads_the_prompt_only(llm):
 def test_attention_summary_over_prompt_and_completion_in_chunks(counting):
     llm = LLM(counting, backend=BACKEND, engine=EngineConfig(max_batch_tokens=4, max_sequences=4, attention_interval=0))
     with_attention = llm.generate(["abcdefghij", "ab"], GREEDY, attention=True)[0].attention
-    keys = np.arange(1, 18)  # 10 prompt tokens and 8 generated ones, of which the last is never attended from
+    keys = np.arange(1, 18)  # 10 prompt tokens and 8 generated tokens, the last of which is not computed
     assert with_attention.tokens == len(keys)
     np.testing.assert_allclose(with_attention.entropy[0], np.log(keys).mean() * np.array([1, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(with_attention.normalized_entropy[0], [1, 0.5], rtol=1e-6)
@@ -119,8 +125,8 @@ def test_attention_summary_over_prompt_and_completion_in_chunks(counting):
 def test_several_completions_of_a_prompt(llm):
     completion = llm.generate("a", SamplingParams(n=3, temperature=3, seed=1, max_tokens=8, ignore_eos=True))[0]
     completions = [completion, *completion.others]
-    assert [one.usage.completion_tokens for one in completions] == [8, 8, 8]
-    assert len({one.text for one in completions}) == 3
+    assert [completion.usage.completion_tokens for completion in completions] == [8, 8, 8]
+    assert len({completion.text for completion in completions}) == 3
     assert completion == replace(
         llm.generate("a", SamplingParams(temperature=3, seed=1, max_tokens=8, ignore_eos=True))[0],
         timing=completion.timing,
@@ -146,14 +152,14 @@ def test_one_streamed_completion_at_a_time_and_closing_it_ends_it(llm):
 
 def test_every_sequence_has_the_statistics_of_its_prompt(llm):
     completion = llm.generate("pqrstuvwxy", SamplingParams(n=2, temperature=0, max_tokens=3), attention=True)[0]
-    assert [one.attention.tokens for one in (completion, *completion.others)] == [12, 12]
+    assert [sequence.attention.tokens for sequence in (completion, *completion.others)] == [12, 12]
 
 
 def test_tokens_of_the_prefix_cache_are_not_observed_again(counting):
     llm = LLM(counting, backend=BACKEND)
     seen = [llm.generate("abcdefghij", GREEDY, attention=True)[0] for _ in range(2)]
-    assert [one.usage.cached_tokens for one in seen] == [0, 8]
-    assert [one.attention.tokens for one in seen] == [17, 9]
+    assert [completion.usage.cached_tokens for completion in seen] == [0, 8]
+    assert [completion.attention.tokens for completion in seen] == [17, 9]
     apart = llm.generate("abcdefghij", GREEDY, attention=True, cache_salt="apart")[0]
     assert (apart.usage.cached_tokens, apart.attention.tokens) == (0, 17)
 
@@ -161,16 +167,16 @@ def test_tokens_of_the_prefix_cache_are_not_observed_again(counting):
 def test_logprobs(llm):
     completion = llm.generate("ab", replace(GREEDY, max_tokens=2, logprobs=1, prompt_logprobs=0))[0]
     likely = 4 - np.log(np.exp(4) + 256)  # the model gives the next token a logit of 4
-    assert [one.logprob for one in completion.logprobs] == pytest.approx([likely] * 2)
-    assert [one.top[0][0] for one in completion.logprobs] == list(b"cd")
-    assert [(one.token_id, one.top) for one in completion.prompt_logprobs] == [(ord("b"), ())]
+    assert [entry.logprob for entry in completion.logprobs] == pytest.approx([likely] * 2)
+    assert [entry.top[0][0] for entry in completion.logprobs] == list(b"cd")
+    assert [(entry.token_id, entry.top) for entry in completion.prompt_logprobs] == [(ord("b"), ())]
     without = llm.generate("ab", GREEDY)[0]
     assert (without.logprobs, without.prompt_logprobs) == (None, None)
 
 
 def test_min_tokens(llm):
     completion = llm.generate([[253]], replace(GREEDY, min_tokens=4))[0]
-    # Where the end-of-sequence token is not allowed the first of all others is as likely as any.
+    # Where the end-of-sequence token is not allowed, all other tokens are equally likely, and the first is taken.
     assert completion.token_ids == (254, 255, 0, 1, 2, 3, 4, 5)
     stopped = llm.generate("a", replace(GREEDY, min_tokens=4, stop=["cd", "gh"]))[0]
     assert (stopped.text, stopped.matched) == ("bcdef", "gh")
@@ -184,7 +190,7 @@ def test_logit_bias_and_penalties(llm):
 def test_more_prompts_than_the_queue_takes(counting):
     llm = LLM(counting, backend=BACKEND, engine=EngineConfig(max_waiting_requests=2, max_sequences=2))
     completions = llm.generate([[number] for number in range(50)], SamplingParams(temperature=0, max_tokens=1))
-    assert [one.token_ids for one in completions] == [(number + 1,) for number in range(50)]
+    assert [completion.token_ids for completion in completions] == [(number + 1,) for number in range(50)]
 
 
 def test_a_parameter_that_this_model_cannot_follow(llm):

@@ -118,7 +118,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """What the server is.
+        """The name, the version and the extensions of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +139,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ModelStatistics(self, request, context):
-        """How many requests of this protocol the model has completed, and how long they took.
+        """The number of requests of this protocol that the model has completed, and the time that they took.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

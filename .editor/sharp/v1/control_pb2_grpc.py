@@ -60,21 +60,21 @@ class ControlServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetServerInfo(self, request, context):
-        """How the server is set up.
+        """The settings of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """What a model is and what Generate accepts for it. NOT_FOUND: the server does not serve that model.
+        """The properties of a model, and the limits of Generate for it. NOT_FOUND: the server does not serve that model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """How busy the server is now, for who spreads requests over several.
+        """The current load of the server, for clients that spread requests over several servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

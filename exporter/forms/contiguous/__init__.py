@@ -1,1 +1,1 @@
-"""`--cache contiguous`: past and present tensors per layer, as other tools read them."""
+"""The contiguous form (`--cache contiguous`), with past and present tensors per layer, which other tools read."""

@@ -1,29 +1,29 @@
-"""Verification of the contiguous form: prompts and the steps after them against uncached PyTorch passes."""
+"""Verification of the contiguous form, which compares prompts and later steps with uncached PyTorch passes."""
 
 from pathlib import Path
 
 import numpy as np
 
-from sharp.exporter.checkpoints.decoder import Decoder
 from sharp.exporter.forms.contiguous.session import ContiguousSession
-from sharp.exporter.verification.comparison import CaseOutputs, Floats, Shape, Tokens
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.verification.comparison import CaseOutputs, CaseShape, Floats, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.perplexity import LOGITS_ROWS
 from sharp.exporter.verification.torch_outputs import torch_case_outputs, torch_logits
 
-# All sequences of a batch are of one length.
+# All sequences of a batch have the same length.
 CASES = {
-    "first token": (Shape(1),),
-    "prompt": (Shape(45),),
-    "prompt and decode": (Shape(1, context=33),),
-    "prompt in two chunks": (Shape(19, context=21),),
-    "batch of 3": (Shape(7, context=18),) * 3,
-    "long context": (Shape(3, context=290),),
+    "first token": (CaseShape(1),),
+    "prompt": (CaseShape(45),),
+    "prompt and decode": (CaseShape(1, context=33),),
+    "prompt in two chunks": (CaseShape(19, context=21),),
+    "batch of 3": (CaseShape(7, context=18),) * 3,
+    "long context": (CaseShape(3, context=290),),
 }
 
 
 class ContiguousVerifier:
-    """See `Verifier`."""
+    """The `Verifier` of a decoder in its contiguous form."""
 
     writes_text = True
     text_step = LOGITS_ROWS
@@ -33,22 +33,22 @@ class ContiguousVerifier:
         self.config = decoder.config
         generator = np.random.default_rng(0)
         longest = decoder.config.max_context
-        self.cases = {name: tuple(one.within(longest) for one in shapes) for name, shapes in CASES.items()}
+        self.cases = {name: tuple(shape.within(longest) for shape in shapes) for name, shapes in CASES.items()}
         self.sequences = {
             name: generator.integers(0, decoder.config.vocab_size, (len(shapes), shapes[0].context + shapes[0].tokens))
             for name, shapes in self.cases.items()
         }
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """See `Verifier`."""
+        """Compute each sequence of the case in PyTorch, in one uncached pass."""
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> ContiguousSession:
-        """See `Verifier`."""
+        """Open the written model in ONNX Runtime, with Sharp's library or without."""
         return ContiguousSession(folder, kernels=kernels)
 
     def run(self, session: ContiguousSession, case: str) -> list[CaseOutputs]:
-        """See `Verifier`."""
+        """Compute the sequences of the case with the written model: first their contexts, then the other tokens."""
         session.reset(len(self.cases[case]))
         steps = np.split(self.sequences[case], [self.cases[case][0].context], axis=1)
         read = [session.step(tokens) for tokens in steps if tokens.shape[1]]
@@ -66,8 +66,11 @@ class ContiguousVerifier:
         ]
 
     def begin(self, session: ContiguousSession, tokens: int) -> Append:
-        """See `Verifier`."""
-        del tokens  # the past grows as it must
+        """Start one sequence, and drop all others of `session`; return a function that appends tokens to it.
+
+        The function takes int64 [new tokens] and returns the logits of all of them, [new tokens, vocab].
+        """
+        del tokens  # a past needs no room in advance
         session.reset(1)
 
         def append(new: Tokens) -> Floats:
@@ -77,5 +80,5 @@ class ContiguousVerifier:
         return append
 
     def logits(self, tokens: Tokens) -> Floats:
-        """See `Verifier`."""
+        """Compute logits [tokens, vocab] of a sequence in PyTorch."""
         return torch_logits(self.model, tokens)

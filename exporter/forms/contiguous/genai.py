@@ -1,32 +1,33 @@
-"""What onnxruntime-genai wants beside a contiguous model: `genai_config.json`, and a tokenizer that it can open."""
+"""The files that onnxruntime-genai requires beside a contiguous model: `genai_config.json` and tokenizer settings."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from sharp.core.manifest import Manifest
 from sharp.exporter.forms.contiguous.model import PAST, PRESENT
-from sharp.plugins.manifest import Manifest
 
 GENAI_CONFIG = "genai_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def write_genai_config(folder: Path, manifest: Manifest) -> None:
-    """Describe the decoder of `folder` to onnxruntime-genai 0.18.
+    """Write `genai_config.json`, which describes the decoder in `folder` to onnxruntime-genai 0.18.
 
-    It runs the function body, which a folder of `--target tensorrt` has not, unless our library is named in
-    `session_options.custom_ops_library`, a path of the machine that runs it: see `with_kernels`.
+    onnxruntime-genai runs the function body of attention, which a folder of `--target tensorrt` does not have. It runs
+    our kernels if `session_options.custom_ops_library` names our library, whose path depends on the machine
+    (`with_kernels`). A folder with a tokenizer also gets a `tokenizer_config.json`, if it has none.
     """
     config = genai_config(manifest)
     (folder / GENAI_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if manifest.tokenizer.file is not None and not (folder / TOKENIZER_CONFIG).exists():
-        # Without the file it opens no tokenizer; the class says which of its kinds tokenizer.json is.
+        # onnxruntime-genai opens no tokenizer without this file; the class says of which kind tokenizer.json is.
         content = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
         (folder / TOKENIZER_CONFIG).write_text(content + "\n", encoding="utf-8")
 
 
 def genai_config(manifest: Manifest) -> dict[str, Any]:
-    """The content of `genai_config.json`; `decoder` is genai's type for any causal model."""
+    """Return the content of `genai_config.json`. `decoder` is onnxruntime-genai's type for any causal model."""
     ids: dict[str, Any] = {}
     if manifest.tokenizer.bos_token_id is not None:
         ids["bos_token_id"] = manifest.tokenizer.bos_token_id
@@ -59,11 +60,11 @@ def genai_config(manifest: Manifest) -> dict[str, Any]:
                 },
             },
         },
-        # The graph concatenates; a buffer that past and present share would have to be of full length.
+        # The graph concatenates keys. If past and present shared a buffer, it would need the full length.
         "search": {"do_sample": False, "max_length": manifest.max_context, "past_present_share_buffer": False},
     }
 
 
 def with_kernels(library: str) -> str:
-    """What `onnxruntime_genai.Config.overlay` takes to run attention in the library at this path."""
+    """Return the argument of `onnxruntime_genai.Config.overlay` that makes attention run in `library`, a path."""
     return json.dumps({"model": {"decoder": {"session_options": {"custom_ops_library": library}}}})

@@ -1,7 +1,7 @@
-"""The contiguous form of a decoder (`--cache contiguous`): the module that torch.onnx.export sees.
+"""The module that torch.onnx.export traces for the contiguous form of a decoder (`--cache contiguous`).
 
-Every layer has an input past and an output present, which is the past with the new keys behind it: the form that other
-tools read, under the names that they give it.
+Every layer has past inputs and present outputs for keys and values. A present is the past followed by the new tokens.
+The tensors have the names that other tools expect.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.manifest import Port
 from sharp.exporter.forms.uncached.model import COLLECT_STATS, STATS
-from sharp.exporter.graph.head_parts import LayerStatistics, batched_attention
-from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.lowering import TraceableModule
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.head_parts import LayerStatistics, batched_attention
 from sharp.models.attention import LayerOptions
-from sharp.plugins.manifest import Port
-from sharp.plugins.ops.torch_attention import attention as attention_op
+from sharp.plugins.op.torch_attention import attention as attention_op
 
 PAST = "past_key_values.{layer}.{part}"
 PRESENT = "present.{layer}.{part}"
@@ -24,10 +24,10 @@ PARTS = ("key", "value")
 
 
 class ContiguousGraph(nn.Module):
-    """A decoder over the new tokens of sequences that all have the same length so far.
+    """A decoder over the new tokens of a batch of sequences that have the same length.
 
-    Shapes (B sequences, T new tokens, P tokens before them, L layers):
-        input_ids int64 [B, T]; collect_stats bool []; pasts: key and value of every layer [B, kv_heads, P, head_dim].
+    Shapes (B sequences, T new tokens, P earlier tokens, L layers):
+        input_ids int64 [B, T]; collect_stats bool []; pasts: key and value of every cache [B, kv_heads, P, head_dim].
     Returns logits float32 [B, T, vocab], stats float32 [L, B, q_heads, T, 4 or 5], then the presents in the order of
     the pasts, [B, kv_heads, P + T, head_dim].
     """
@@ -37,7 +37,7 @@ class ContiguousGraph(nn.Module):
         self.decoder = decoder
 
     def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
-        """Run the decoder; see the class for shapes."""
+        """Compute logits, statistics and presents; the class has the shapes."""
         presents: list[Tensor] = []
         statistics = LayerStatistics()
 
@@ -71,7 +71,7 @@ class ContiguousGraph(nn.Module):
 
 
 def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """The graph's inputs and outputs."""
+    """Return the inputs and the outputs of the graph in the contiguous form."""
     config = decoder.config
 
     def caches(name: str, length: str) -> list[Port]:
@@ -103,13 +103,13 @@ def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ..
     return inputs, outputs
 
 
-def trace_contiguous(decoder: Decoder) -> Tracing:
-    """What torch.onnx.export needs to know of `decoder` in its contiguous form."""
+def trace_contiguous(decoder: Decoder) -> TraceableModule:
+    """Return the module, example arguments and names for tracing `decoder` in its contiguous form."""
     inputs, outputs = contiguous_ports(decoder)
     config = decoder.config
-    batch, tokens, past = 2, 3, 4  # not 0 or 1, which the tracer would take for constants
+    batch, tokens, past = 2, 3, 4  # the tracer would take sizes of 0 or 1 for constants
     pasts = [torch.zeros(batch, heads, past, config.head_dim) for heads in decoder.cache_heads for _ in PARTS]
-    return Tracing(
+    return TraceableModule(
         module=ContiguousGraph(decoder),
         arguments=(torch.zeros(batch, tokens, dtype=torch.int64), torch.tensor(True), pasts),
         dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {}, [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in pasts]),

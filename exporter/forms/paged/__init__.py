@@ -1,1 +1,1 @@
-"""`--cache paged`: what the server runs."""
+"""The paged form (`--cache paged`), which the server runs."""

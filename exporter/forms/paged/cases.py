@@ -1,34 +1,34 @@
 """Verification of the paged form.
 
-Every case runs contexts into the cache first and new tokens after it, all sequences of the case in one step, and
-compares each row with one uncached PyTorch pass over the whole sequence.
+Every case has two steps for all its sequences together. The first step reads the contexts into the cache, the second
+reads the new tokens. Each row is compared with one uncached PyTorch pass over the whole sequence.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.manifest import Cache
 from sharp.exporter.forms.paged.session import PagedSession
-from sharp.exporter.verification.comparison import CaseOutputs, Floats, Shape, Tokens
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.verification.comparison import CaseOutputs, CaseShape, Floats, Tokens
 from sharp.exporter.verification.greedy_decoding import Append
 from sharp.exporter.verification.perplexity import LOGITS_ROWS
 from sharp.exporter.verification.torch_outputs import torch_case_outputs, torch_logits
-from sharp.plugins.manifest import Cache
 
 CASES = {
-    "first token": (Shape(1),),
-    "prompt": (Shape(45),),
-    "decode": (Shape(1, context=33),),
-    "prompt in two chunks": (Shape(19, context=21),),
-    "decode, batch of 3": (Shape(1, context=15), Shape(1, context=16), Shape(1, context=38)),
-    "prompt joins decode": (Shape(18), Shape(1, context=40), Shape(13, context=7)),
-    "long context": (Shape(3, context=290),),
+    "first token": (CaseShape(1),),
+    "prompt": (CaseShape(45),),
+    "decode": (CaseShape(1, context=33),),
+    "prompt in two chunks": (CaseShape(19, context=21),),
+    "decode, batch of 3": (CaseShape(1, context=15), CaseShape(1, context=16), CaseShape(1, context=38)),
+    "prompt joins decode": (CaseShape(18), CaseShape(1, context=40), CaseShape(13, context=7)),
+    "long context": (CaseShape(3, context=290),),
 }
 
 
 class PagedVerifier:
-    """See `Verifier`."""
+    """The `Verifier` of a decoder in its paged form."""
 
     writes_text = True
     text_step = LOGITS_ROWS
@@ -39,22 +39,22 @@ class PagedVerifier:
         self.config = decoder.config
         generator = np.random.default_rng(0)
         longest = decoder.config.max_context
-        self.cases = {name: tuple(one.within(longest) for one in shapes) for name, shapes in CASES.items()}
+        self.cases = {name: tuple(shape.within(longest) for shape in shapes) for name, shapes in CASES.items()}
         self.sequences = {
-            name: [generator.integers(0, decoder.config.vocab_size, one.context + one.tokens) for one in shapes]
+            name: [generator.integers(0, decoder.config.vocab_size, shape.context + shape.tokens) for shape in shapes]
             for name, shapes in self.cases.items()
         }
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """See `Verifier`."""
+        """Compute each sequence of the case in PyTorch, in one uncached pass."""
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> PagedSession:
-        """See `Verifier`."""
+        """Open the written model in ONNX Runtime, with Sharp's library or without."""
         return PagedSession(folder, self.config, self.cache, kernels=kernels)
 
     def run(self, session: PagedSession, case: str) -> list[CaseOutputs]:
-        """See `Verifier`."""
+        """Compute the sequences of the case with the written model: first their contexts, then the other tokens."""
         sequences = self.sequences[case]
         session.reset(len(sequences), max(len(tokens) for tokens in sequences))
         parts: list[list[CaseOutputs]] = [[] for _ in sequences]
@@ -69,8 +69,8 @@ class PagedVerifier:
                     part.append(CaseOutputs(logits, stats[..., 0]))
         return [
             CaseOutputs(
-                np.concatenate([one.logits for one in part]),
-                np.concatenate([one.entropy for one in part], axis=1),
+                np.concatenate([outputs.logits for outputs in part]),
+                np.concatenate([outputs.entropy for outputs in part], axis=1),
                 session.cached("key", sequence),
                 session.cached("value", sequence),
             )
@@ -78,7 +78,10 @@ class PagedVerifier:
         ]
 
     def begin(self, session: PagedSession, tokens: int) -> Append:
-        """See `Verifier`."""
+        """Start a sequence of at most `tokens`, and drop all others of `session`; return a function that appends to it.
+
+        The function takes int64 [new tokens] and returns the logits of all of them, [new tokens, vocab].
+        """
         session.reset(1, tokens)
 
         def append(new: Tokens) -> Floats:
@@ -88,5 +91,5 @@ class PagedVerifier:
         return append
 
     def logits(self, tokens: Tokens) -> Floats:
-        """See `Verifier`."""
+        """Compute logits [tokens, vocab] of a sequence in PyTorch."""
         return torch_logits(self.model, tokens)

@@ -1,4 +1,4 @@
-"""The paged form of a decoder (`--cache paged`): the module that torch.onnx.export sees."""
+"""The module that torch.onnx.export traces for the paged form of a decoder (`--cache paged`)."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from sharp.exporter.checkpoints.decoder import Decoder
+from sharp.core.manifest import Cache
 from sharp.exporter.graph.graph_options import SCALED_DTYPES, TORCH_DTYPES
-from sharp.exporter.graph.head_parts import LayerStatistics, attention_of_nodes
-from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.lowering import TraceableModule
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.head_parts import LayerStatistics, attention_of_nodes
 from sharp.models.attention import LayerOptions
-from sharp.plugins.cache_tensors import cache_tensors
-from sharp.plugins.manifest import Cache
-from sharp.plugins.ops.torch_paged_attention import paged_attention
+from sharp.plugins.op.cache_tensors import cache_tensors
+from sharp.plugins.op.torch_paged_attention import paged_attention
 
-# Names and dimensions of the graph's inputs, in order; the caches of every layer follow.
+# Names and dimensions of the graph's first inputs, in order. The inputs for caches follow.
 INPUTS: dict[str, tuple[str | int, ...]] = {
     "input_ids": ("tokens",),
     "positions": ("tokens",),
@@ -30,7 +30,7 @@ OUTPUTS = ("logits", "stats")
 
 
 class PagedModel(nn.Module):
-    """A decoder over the packed tokens of a step, reading and appending to paged caches.
+    """A decoder over the packed tokens of a step, which reads paged caches and appends to them.
 
     Shapes (T tokens, S sequences, B blocks, L layers, R rows of logits):
         input_ids, positions int64 [T]; slot_mapping int32 [T]; block_table int32 [S, max_blocks];
@@ -56,7 +56,7 @@ class PagedModel(nn.Module):
         key_caches: list[Tensor],
         value_caches: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Run one step; see the class for shapes."""
+        """Compute logits, statistics and updated caches of one step; the class has the shapes."""
         caches: list[Tensor] = []
         statistics = LayerStatistics()
 
@@ -83,24 +83,26 @@ class PagedModel(nn.Module):
             return output, part_stats
 
         def packed(heads: Tensor) -> Tensor:
-            # The op takes a cache of another type, but for those with scales, with float32 queries only.
+            # If cache and queries differ in type and the cache has no scales, the op takes float32 queries only.
             return heads[0] if key_caches[0].dtype in (heads.dtype, *SCALED_DTYPES) else heads[0].float()
 
         attend = attention_of_nodes(self.decoder.layer_parts, node, statistics, packed, lambda output: output[None])
         hidden = self.decoder.hidden_states(input_ids[None], positions[None], attend)
         logits = self.decoder.logits(hidden[0, logits_indices]).float()
-        # torch.stack would be a node for every layer.
+        # torch.stack would add an Unsqueeze node for every layer.
         stats = statistics.joined(lambda layers: torch.cat(layers).unflatten(0, (len(layers), -1)))
         return logits, stats, *caches
 
 
-def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:
-    """What torch.onnx.export needs to know of `decoder` in its paged form."""
+def trace_paged(decoder: Decoder, cache: Cache) -> TraceableModule:
+    """Return the module, example arguments and names for tracing `decoder` in its paged form."""
     config = decoder.config
     block_size, cache_dtype = cache.block_size, TORCH_DTYPES[cache.dtype]
     tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
-    keys, values = ([one for one in tensors if one.name.startswith(f"{kind}_cache")] for kind in ("key", "value"))
-    blocks = 5  # like every size below: not 0 or 1, which the tracer would take for constants
+    keys, values = (
+        [tensor for tensor in tensors if tensor.name.startswith(f"{kind}_cache")] for kind in ("key", "value")
+    )
+    blocks = 5  # the tracer would take sizes of 0 or 1 for constants, here and below
     arguments = (
         torch.zeros(7, dtype=torch.int64),
         torch.tensor([0, 1, 2, 3, 0, 1, 2]),
@@ -110,18 +112,19 @@ def trace_paged(decoder: Decoder, cache: Cache) -> Tracing:
         torch.zeros(2, dtype=torch.int32),
         torch.tensor(True),
         torch.tensor([3, 5, 6]),
-        *([torch.zeros(blocks, *one.block_shape, dtype=cache_dtype) for one in part] for part in (keys, values)),
+        *([torch.zeros(blocks, *tensor.block_shape, dtype=cache_dtype) for tensor in part] for part in (keys, values)),
     )
     dynamic = [{axis: Dim.DYNAMIC for axis, _ in enumerate(dimensions)} for dimensions in INPUTS.values()]
-    caches = [None] * len(keys)  # only the op sees how many blocks there are, so they need not slow the tracer
-    return Tracing(
+    # Only the op uses the number of blocks. It is static for the tracer, which is slower with dynamic sizes.
+    caches = [None] * len(keys)
+    return TraceableModule(
         module=PagedModel(decoder),
         arguments=arguments,
         dynamic_shapes=(*dynamic, caches, caches),
         inputs={
             **INPUTS,
-            **{one.name: ("blocks", *one.block_shape) for one in (*keys, *values)},
+            **{tensor.name: ("blocks", *tensor.block_shape) for tensor in (*keys, *values)},
         },
-        outputs=(*OUTPUTS, *(one.updated_name for pair in zip(keys, values, strict=True) for one in pair)),
+        outputs=(*OUTPUTS, *(tensor.updated_name for pair in zip(keys, values, strict=True) for tensor in pair)),
         beside=tuple(tensor for tensor in tensors if tensor.name.partition(".")[0] in (*cache.beside, "key_screen")),
     )

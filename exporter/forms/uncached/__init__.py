@@ -1,1 +1,1 @@
-"""`--cache none`: whole sequences or sets at once."""
+"""The form without a cache (`--cache none`), which computes whole sequences or sets at once."""

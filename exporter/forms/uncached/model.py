@@ -1,4 +1,4 @@
-"""The form without a cache (`--cache none`): the module that torch.onnx.export sees."""
+"""The module that torch.onnx.export traces for the form without a cache (`--cache none`)."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from sharp.exporter.checkpoints.uncached_model import UncachedModel
-from sharp.exporter.graph.head_parts import LayerStatistics, batched_attention
-from sharp.exporter.graph.lowering import Tracing
+from sharp.exporter.graph.lowering import TraceableModule
+from sharp.exporter.sources.head_parts import LayerStatistics, batched_attention
+from sharp.exporter.sources.uncached_model import UncachedModel
 from sharp.models.attention import LayerOptions
-from sharp.plugins.ops.torch_attention import attention as attention_op
+from sharp.plugins.op.torch_attention import attention as attention_op
 
 COLLECT_STATS = "collect_stats"
 STATS = "stats"
@@ -19,8 +19,8 @@ STATS = "stats"
 class UncachedGraph(nn.Module):
     """A model over whole sequences or sets.
 
-    Takes the model's inputs, then collect_stats bool []. Returns the model's output and stats float32 [layers, batch,
-    q_heads, queries, 4 or 5].
+    The module takes the model's inputs, then collect_stats bool []. It returns the model's output and stats float32
+    [layers, batch, q_heads, queries, 4 or 5].
     """
 
     def __init__(self, model: UncachedModel) -> None:
@@ -28,7 +28,7 @@ class UncachedGraph(nn.Module):
         self.model = model
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model; see the class for shapes."""
+        """Compute the output and the statistics; the class has the shapes."""
         *inputs, collect_stats = arguments
         mask = self.model.attention_mask(*inputs)
         total_lens = None if mask is None else mask.sum(-1).to(torch.int32)
@@ -58,20 +58,20 @@ class UncachedGraph(nn.Module):
         return output, statistics.joined(self.model.stack)
 
 
-def trace_uncached(model: UncachedModel) -> Tracing:
-    """What torch.onnx.export needs to know of `model`."""
-    # Sizes other than 0 and 1, which the tracer would take for constants.
+def trace_uncached(model: UncachedModel) -> TraceableModule:
+    """Return the module, random arguments and names for tracing `model` without a cache."""
+    # The tracer would take sizes of 0 or 1 for constants.
     inputs = model.random_inputs(3, 5, torch.Generator().manual_seed(0))
     dynamic = [
         {axis: Dim.DYNAMIC for axis, dimension in enumerate(port.shape) if isinstance(dimension, str)}
         for port in model.inputs
     ]
-    return Tracing(
+    return TraceableModule(
         module=UncachedGraph(model),
         arguments=(*inputs, torch.tensor(True)),
         dynamic_shapes=((*dynamic, {}),),
         inputs={**{port.name: port.shape for port in model.inputs}, COLLECT_STATS: ()},
         outputs=(model.output.name, STATS),
-        # Other tools need not know of it: it is false unless it is fed.
+        # The default lets tools that do not know collect_stats leave this input out.
         defaults={COLLECT_STATS: False},
     )

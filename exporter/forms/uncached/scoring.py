@@ -1,4 +1,4 @@
-"""How a folder exported with `--cache none` does a task, on the very samples that `sharp.models.evaluate` uses."""
+"""Scores of a folder exported with `--cache none` on a task, with the same samples as in `sharp.models.evaluate`."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -6,33 +6,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sharp.exporter.checkpoints.norm_options import options_of
+from sharp.core.errors import InputError
+from sharp.core.manifest import Manifest, read_manifest
 from sharp.exporter.checkpoints.reading import read_source
-from sharp.exporter.checkpoints.uncached_model import UncachedModel
 from sharp.exporter.forms.form import make_form
 from sharp.exporter.forms.uncached.session import UncachedSession
-from sharp.models.evaluation import Row, measure
+from sharp.exporter.sources.norm_options import options_of
+from sharp.exporter.sources.uncached_model import UncachedModel
+from sharp.models.evaluation import Measurement, measure
 from sharp.models.tasks.recipe import with_parameters, with_stored_parameters
 from sharp.models.tasks.registry import TASKS, get_task
 from sharp.models.tasks.scoring import Scorable
 from sharp.models.tasks.task import Sampler, Sweep, Task
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, read_manifest
 
 RUNTIMES = {"kernels": True, "body": False}
-TASK_MODELS = {"decoder": "tokens", "numbers": "numbers", "set": "set"}  # kind of manifest -> model of a task
+TASK_MODELS = {"decoder": "tokens", "numbers": "numbers", "set": "set"}  # manifest.kind -> task.model
 
 
 @dataclass(frozen=True)
-class RuntimeRow(Row):
-    """A measurement, and what ran the model: kernels or the inlined body in ONNX Runtime, PyTorch, or a server."""
+class RuntimeRow(Measurement):
+    """A measurement with its runtime: kernels or the inlined body in ONNX Runtime, PyTorch, or a server."""
 
     runtime: str
 
 
 @dataclass(frozen=True)
 class ScoredConfig:
-    """What scoring asks of a model's configuration; `q_heads` is 0 where no weights are held in memory."""
+    """The configuration that scoring reads; `q_heads` is 0 if the runtime holds no attention weights in memory."""
 
     norm: str
     vocab_size: int
@@ -40,10 +40,13 @@ class ScoredConfig:
 
 
 class ExportedModel:
-    """A model folder as something that can be scored.
+    """A model folder in ONNX Runtime that can be scored.
+
+    `runtime` is `kernels` (Sharp's library) or `body` (the inlined function body); `threads` is the number of CPU
+    threads (0: all).
 
     Raises:
-        InputError: the folder has no function body to run.
+        InputError: `runtime` is `body`, and the folder, of target tensorrt, has no function body.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, runtime: str, threads: int) -> None:
@@ -51,26 +54,28 @@ class ExportedModel:
         if manifest.target == "tensorrt" and not kernels:
             raise InputError(f"{folder} was exported with --target tensorrt and has no body; give --runtime kernels")
         self.session = UncachedSession(folder, kernels=kernels, threads=threads)
-        # The kernels are streamed, and the set model has one query.
+        # The kernels hold no attention weights, and the weights of the set model's single query are few.
         heads = 0 if kernels or manifest.kind == "set" else manifest.q_heads
         self.config = ScoredConfig(manifest.norm.name, manifest.vocab_size, heads)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The model's output for a batch."""
+        """Return the model's output for a batch; the inputs are in the order of the graph."""
         return torch.from_numpy(self.session.run([tensor.numpy() for tensor in inputs]))
 
 
 class TorchModel:
-    """The checkpoint of a folder in PyTorch, with the folder's norm and what the user gave for it.
+    """The checkpoint of a model folder in PyTorch, with the folder's norm and the options that the user gave for it.
 
     Raises:
-        NotFoundError, InputError: see `read_source`; or it is not the folder's, or the folder has several norms.
+        NotFoundError: there is no checkpoint.
+        InputError: the checkpoint cannot be read or is not the folder's, or heads of the folder have other norms.
     """
 
     def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
         if manifest.norm.heads:
             raise InputError("the folder has other norms in some heads (--norm-map); leave out --checkpoint")
-        source = read_source(checkpoint, manifest.norm.name, options_of(manifest.norm))
+        # The export has checked unknown keys already, and the SHA-256 below shows that the checkpoint is the same.
+        source = read_source(checkpoint, manifest.norm.name, options_of(manifest.norm), ignore=("*",))
         if source.sha256 != manifest.source.sha256:
             raise InputError(
                 f"{checkpoint} is not what the folder was exported from (its SHA-256 differs); export it again"
@@ -81,16 +86,17 @@ class TorchModel:
         self.config = ScoredConfig(manifest.norm.name, manifest.vocab_size, heads)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The model's output for a batch."""
+        """Return the model's output for a batch, by the source's own code if that code has the norm."""
         output = self.model.own_output(*inputs)
         return self.model.eager(*inputs)[0] if output is None else output
 
 
 def read_uncached(folder: Path) -> Manifest:
-    """The manifest of a folder that can be evaluated.
+    """Read the manifest of a folder and check that the folder was exported with `--cache none`.
 
     Raises:
-        NotFoundError, InputError: see `read_manifest`; or the folder has another form.
+        NotFoundError: there is no manifest.
+        InputError: the manifest is not valid, or the folder has another form.
     """
     manifest = read_manifest(folder)
     if manifest.cache.form != "none":
@@ -102,10 +108,10 @@ def read_uncached(folder: Path) -> Manifest:
 
 
 def find_task(manifest: Manifest, named: str | None) -> Task:
-    """The task to evaluate: the one that the user named, else the one that the checkpoint was trained for.
+    """Return the task to evaluate: `named`, or else the task that the checkpoint was trained for.
 
     Raises:
-        InputError: neither is known, or the model is not of the kind that the task needs.
+        InputError: no task is known, or the model is not of the kind that the task needs.
     """
     name = named or manifest.source.task
     if name is None:
@@ -117,7 +123,7 @@ def find_task(manifest: Manifest, named: str | None) -> Task:
 
 
 def sampler_of(manifest: Manifest, task: Task, parameters: tuple[str, ...]) -> Sampler:
-    """The task's sampler as it was in training, where the folder is of this task, and then with `parameters`.
+    """Return the task's sampler with `parameters`, and with those of the training if the folder is of this task.
 
     Raises:
         InputError: a parameter cannot be used.
@@ -136,7 +142,10 @@ def measure_runtimes(
     samples: int,
     seed: int,
 ) -> list[RuntimeRow]:
-    """A row for every model, by the name of its runtime, and every length; see `sharp.models.evaluation.measure`."""
+    """Measure every model; return the rows of `sharp.models.evaluation.measure` with the name of the runtime.
+
+    `models` has the models by runtime. The rows of each runtime follow one another, in the same order.
+    """
     return [
         RuntimeRow(**asdict(row), runtime=runtime)
         for runtime, model in models.items()

@@ -1,4 +1,4 @@
-"""A folder exported with `--cache none`, in ONNX Runtime."""
+"""The session that runs a folder exported with `--cache none` in ONNX Runtime."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,11 @@ from sharp.exporter.verification.comparison import Floats
 
 
 class UncachedSession:
-    """Runs whole batches; see `open_session` for the arguments."""
+    """A session that computes whole batches.
+
+    With `kernels` the attention runs in Sharp's library; without, ONNX Runtime inlines the function body. `threads` is
+    the number of CPU threads (0: all).
+    """
 
     def __init__(self, folder: Path, *, kernels: bool, threads: int = 0) -> None:
         self.session = open_session(folder, kernels=kernels, threads=threads)
@@ -20,13 +24,16 @@ class UncachedSession:
         self.output = next(value.name for value in self.session.get_outputs() if value.name != STATS)
 
     def run(self, inputs: Sequence[NDArray[np.generic]]) -> Floats:
-        """The model's output for its inputs, in their order."""
+        """Return the model's output for its inputs, which are in the order of the graph, without `collect_stats`."""
         output: Floats
         (output,) = self.session.run([self.output], dict(zip(self.inputs, inputs, strict=True)))
         return output
 
     def run_with_stats(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Floats, Floats]:
-        """The output, and the statistics [layers, batch, q_heads, queries, columns]."""
+        """Return the model's output and the statistics [layers, batch, q_heads, queries, columns].
+
+        `inputs` are in the order of the graph, without `collect_stats`.
+        """
         feeds = {**dict(zip(self.inputs, inputs, strict=True)), COLLECT_STATS: np.array(True)}
         output, stats = self.session.run([self.output, STATS], feeds)
         return output, stats

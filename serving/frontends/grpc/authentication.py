@@ -6,21 +6,16 @@ from typing import Any
 import grpc
 
 from sharp.serving.api.errors import UnauthenticatedError
-from sharp.serving.frontends.grpc.status import abort
-from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import RequestOrigin
+from sharp.serving.frontends.grpc.status import abort, origin_of
+from sharp.serving.observability.request_log import log_request
+from sharp.serving.observability.request_record import RequestRecord
+from sharp.serving.security.caller import CURRENT_TOKEN
+from sharp.serving.security.open_access import GRPC_OPEN_METHODS
 from sharp.serving.security.tokens import Tokens
-
-# Probes have no token.
-OPEN_METHODS = (
-    "/grpc.health.v1.Health/",
-    "/inference.GRPCInferenceService/ServerLive",
-    "/inference.GRPCInferenceService/ServerReady",
-)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls without a good token with UNAUTHENTICATED, before a message is read; health is open."""
+    """An interceptor that ends calls without a valid token before a message is read, except those of health."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -30,27 +25,27 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: Any,
     ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
+        """Return the handler of the call, or one that ends the call with UNAUTHENTICATED."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(OPEN_METHODS):
+        if handler is None or handler_call_details.method in GRPC_OPEN_METHODS:
             return handler
         given = dict(handler_call_details.invocation_metadata or ()).get("authorization")
         try:
-            with refusals_logged(RequestOrigin("grpc"), None):
-                self._tokens.check(given if isinstance(given, str) else None)
+            CURRENT_TOKEN.set(self._tokens.check(given if isinstance(given, str) else None))
         except UnauthenticatedError as error:
             return _refusal(handler, error)
         return handler
 
 
 def _refusal(handler: Any, error: UnauthenticatedError) -> Any:
-    """A handler of the same kind that does nothing but end the call."""
+    """Return a handler of the same kind as `handler` that only ends the call."""
 
     async def refuse(_request: Any, context: Any) -> Any:
+        log_request(RequestRecord(origin_of(context, "grpc"), error=str(error)), None, None)
         return await abort(context, error)
 
-    async def refuse_stream(_request: Any, context: Any) -> AsyncIterator[Any]:
-        yield await abort(context, error)
+    async def refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield await refuse(request, context)
 
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,

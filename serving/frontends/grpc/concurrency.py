@@ -1,4 +1,4 @@
-"""Requests of one stream that run together."""
+"""Concurrent requests of one stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -8,7 +8,7 @@ from typing import TypeVar
 Message = TypeVar("Message")
 Response = TypeVar("Response")
 
-# Requests of one ModelStreamInfer call that run together; the next is read when one of them is complete.
+# Requests of one ModelStreamInfer call that run together; the next request is read when one of them is complete.
 MAX_TOGETHER = 64
 
 
@@ -17,10 +17,12 @@ async def respond_concurrently(
     respond: Callable[[Message], AsyncGenerator[Response]],
     write: Callable[[Response], Awaitable[None]],
 ) -> None:
-    """Write the responses to each request of a stream as they come; a client that goes cancels all of it.
+    """Write the responses to each request of a stream as they come, for up to 64 requests (`MAX_TOGETHER`) at a time.
+
+    All requests are cancelled when the client goes, or when one of them raises an error.
 
     Raises:
-        SharpError: one that `write` raised.
+        Exception: the first error that `respond` or `write` raised.
     """
     room = asyncio.Semaphore(MAX_TOGETHER)
     writing = asyncio.Lock()
@@ -28,9 +30,9 @@ async def respond_concurrently(
     async def run(request: Message) -> None:
         try:
             async with aclosing(respond(request)) as responses:
-                async for one in responses:
+                async for response in responses:
                     async with writing:  # one message at a time
-                        await write(one)
+                        await write(response)
         finally:
             room.release()
 

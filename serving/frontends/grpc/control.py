@@ -1,4 +1,4 @@
-"""`ControlService`: what the server is, how busy it is, and Abort."""
+"""`ControlService`: the description of the server and its model, the load, and Abort."""
 
 import asyncio
 from dataclasses import asdict
@@ -14,7 +14,7 @@ MISSING_REQUEST_ID = "request_id is not set; it is in the metadata and in the fi
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """Reads the configuration and the engine's last report; Abort goes to the engine."""
+    """RPCs that read the configuration and the engine's last report, and Abort, which goes to the engine."""
 
     def __init__(self, service: GenerationService, info: ServerInfo) -> None:
         self._service = service
@@ -24,14 +24,14 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def GetServerInfo(  # noqa: N802
         self, _request: control_pb2.GetServerInfoRequest, _context: Context
     ) -> control_pb2.GetServerInfoResponse:
-        """How the server is set up."""
+        """Return the server's version, backend, limits and the names of its models."""
         return self._info
 
     @reports_errors
     async def GetModelInfo(  # noqa: N802
         self, request: control_pb2.GetModelInfoRequest, _context: Context
     ) -> control_pb2.GetModelInfoResponse:
-        """What the model is."""
+        """Return the description of the model that the request names (empty: the served one): sizes, norm, limits."""
         self._service.check_model(request.model)
         return model_message(self._service.model)
 
@@ -39,7 +39,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def GetLoad(  # noqa: N802
         self, _request: control_pb2.GetLoadRequest, _context: Context
     ) -> control_pb2.GetLoadResponse:
-        """How busy the engine was after its last step."""
+        """Return how busy the engine was after its last step."""
         load = self._service.load
         return control_pb2.GetLoadResponse(
             requests_running=load.running if load else 0,
@@ -52,7 +52,10 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def Abort(  # noqa: N802
         self, request: control_pb2.AbortRequest, _context: Context
     ) -> control_pb2.AbortResponse:
-        """End a running request."""
+        """End the running request whose id the message names.
+
+        The call ends with NOT_FOUND if no such request runs, and with INVALID_ARGUMENT without an id.
+        """
         if not request.request_id:
             raise FieldError("request_id", MISSING_REQUEST_ID)
         await asyncio.wrap_future(self._service.engine.abort(request.request_id))

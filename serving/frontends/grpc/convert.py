@@ -1,10 +1,10 @@
-"""Messages of `sharp.v1` to requests, and events to messages."""
+"""Conversion of `sharp.v1` messages to requests, and of events to messages."""
 
 from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from sharp.plugins.manifest import NormValue
+from sharp.core.manifest import NormValue
 from sharp.serving.api.attention import AttentionSummary
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.events import Delta, Finished, FinishReason, PromptComputed, TokenLogprobs
@@ -17,7 +17,7 @@ from sharp.serving.api.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
-from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.engine.served_model import ServedModel
 from sharp.v1 import control_pb2, inference_pb2
 
 MAX_REQUEST_ID = 256  # characters
@@ -28,7 +28,7 @@ REASONS = {
     FinishReason.TIME_LIMIT: inference_pb2.FINISH_REASON_TIME_LIMIT,
 }
 
-# The path in GenerateRequest of a field that `SamplingParams` has under its own name alone.
+# The path in the message GenerateRequest of each field of `SamplingParams`, where the field has only its own name.
 PATHS = {
     field.name: f"{part}.{field.name}"
     for part, message in (
@@ -41,7 +41,7 @@ PATHS = {
 
 
 def generate_request(message: inference_pb2.GenerateRequest) -> GenerateRequest:
-    """The request of a message; fields that it does not set keep their defaults.
+    """Return the request of a message; fields that the message does not set keep their defaults.
 
     Raises:
         FieldError: the message has no prompt, or a value is out of range.
@@ -64,7 +64,7 @@ def _prompt(message: inference_pb2.GenerateRequest) -> Prompt:
     if kind == "text":
         return message.text
     if kind == "token_ids":
-        return message.token_ids.ids  # not copied before its length is checked
+        return message.token_ids.ids  # not copied, because the length is not checked yet
     raise FieldError("prompt", "prompt is not set; set text or token_ids")
 
 
@@ -76,7 +76,7 @@ def _sampling_params(message: inference_pb2.GenerateRequest) -> SamplingParams:
 
 
 def _set_fields(message: Message) -> dict[str, Any]:
-    """The fields of a message that are set, and all that cannot be unset: they are empty then."""
+    """Return the fields of a message that are set, and those without presence, which are empty if not set."""
     return {
         field.name: getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
@@ -87,7 +87,7 @@ def _set_fields(message: Message) -> dict[str, Any]:
 def prompt_info(
     request: GenerateRequest, model: str, computed: PromptComputed | None
 ) -> inference_pb2.GenerateResponse:
-    """The first message of a stream; `computed` is None when the request ended before its prompt was read."""
+    """Return the first message of a stream; `computed` is None if the request ended before its prompt was read."""
     info = inference_pb2.PromptInfo(
         request_id=request.request_id,
         model=model,
@@ -99,7 +99,7 @@ def prompt_info(
 
 
 def delta_message(delta: Delta) -> inference_pb2.GenerateResponse:
-    """A message of generated tokens."""
+    """Return the `sharp.v1` message of new tokens of a stream, with text, ids and logprobs."""
     message = inference_pb2.TokenDelta(
         text=delta.text, token_ids=delta.token_ids, index=delta.index, logprobs=_logprobs(delta.logprobs)
     )
@@ -118,7 +118,7 @@ def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.T
 
 
 def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
-    """The last message of a sequence."""
+    """Return the last message of a sequence."""
     message = inference_pb2.Finished(
         reason=REASONS[finished.reason],
         usage=inference_pb2.Usage(
@@ -143,7 +143,7 @@ def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
 
 
 def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats:
-    """The attention statistics of a request."""
+    """Return the message of a request's attention statistics."""
     return inference_pb2.AttentionStats(
         tokens=summary.tokens,
         layers=[
@@ -160,9 +160,9 @@ def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats
     )
 
 
-def model_message(model: ModelFolder) -> control_pb2.GetModelInfoResponse:
-    """What a model is."""
-    manifest = model.manifest
+def model_message(model: ServedModel) -> control_pb2.GetModelInfoResponse:
+    """Return the `sharp.v1` description of a model: its norm, sizes, limits, and the requests that it accepts."""
+    manifest, generator = model.manifest, model.abilities.generator
     norm, text = manifest.norm, manifest.tokenizer.file is not None
     return control_pb2.GetModelInfoResponse(
         name=manifest.name,
@@ -174,8 +174,8 @@ def model_message(model: ModelFolder) -> control_pb2.GetModelInfoResponse:
             trained=norm.trained,
             alpha=norm.alpha if norm.normalizer == "entmax" else None,
             parameters=[
-                control_pb2.NormParameter(name=one.name, values=_values(one.value), origin=one.origin)
-                for one in norm.parameters
+                control_pb2.NormParameter(name=parameter.name, values=_values(parameter.value), origin=parameter.origin)
+                for parameter in norm.parameters
             ],
         ),
         layers=manifest.layers,
@@ -191,13 +191,13 @@ def model_message(model: ModelFolder) -> control_pb2.GetModelInfoResponse:
         eos_token_ids=manifest.tokenizer.eos_token_ids,
         accepts=control_pb2.Accepts(
             text=text,
-            guided=text and bool(manifest.tokenizer.eos_token_ids),
+            guided=generator is not None and generator.guides.available,
             n=MAX_SAMPLES,
             logprobs=MAX_LOGPROBS,
             stop_strings=MAX_STOP_STRINGS if text else 0,
             logit_bias=MAX_LOGIT_BIAS,
         ),
-        sampling=inference_pb2.Sampling(**cast("Any", model.sampling)),
+        sampling=inference_pb2.Sampling(**cast("Any", generator.sampling if generator else {})),
     )
 
 

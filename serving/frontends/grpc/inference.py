@@ -21,7 +21,7 @@ REQUEST_ID_METADATA = "sharp-request-id"
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Gives requests to the engine and streams what comes back."""
+    """RPCs that give requests to the engine and stream its events."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
@@ -35,14 +35,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def _prepare(self, message: inference_pb2.GenerateRequest) -> GenerateRequest:
         self._service.check_model(message.model)
         try:
-            return self._service.model.prepare(generate_request(message))
+            return self._service.model.abilities.require_generator().prepare(generate_request(message))
         except FieldError as error:
             raise FieldError(PATHS.get(error.field, error.field), str(error)) from error
 
     async def _send(self, stream: EventStream[GenerateRequest], context: Context) -> None:
         request, model = stream.request, self._service.model.manifest.name
         metadata = list(stream.headers.items())
-        if request.request_id.isascii() and request.request_id.isprintable():  # metadata can hold no other
+        if request.request_id.isascii() and request.request_id.isprintable():  # metadata can hold no other id
             metadata.append((REQUEST_ID_METADATA, request.request_id))
         await context.send_initial_metadata(metadata)
         informed = False
@@ -50,7 +50,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if not informed:
                 # A sequence that ends while it waits has no computed prompt.
                 computed = event if isinstance(event, PromptComputed) else None
-                if computed and computed.logprobs:  # those of a whole prompt take a while
+                if computed and computed.logprobs:  # the logprobs of a whole prompt take a while to convert
                     info = await asyncio.to_thread(prompt_info, request, model, computed)
                 else:
                     info = prompt_info(request, model, computed)
@@ -63,9 +63,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     @reports_errors
     async def Tokenize(  # noqa: N802
-        self, request: inference_pb2.TokenizeRequest, _context: Context
+        self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         self._service.check_model(request.model)
         model = self._service.model
         check_characters(request.text, model.context_limit)
@@ -73,4 +73,4 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         def respond() -> inference_pb2.TokenizeResponse:
             return inference_pb2.TokenizeResponse(token_ids=tokenize(request.text, model.manifest, model.tokenizer))
 
-        return await self._service.parsing.run(respond)
+        return await self._service.parsing.run(respond, origin_of(context, "grpc").client)

@@ -1,4 +1,4 @@
-"""`GRPCInferenceService`: Triton's clients, unchanged."""
+"""`GRPCInferenceService`: KServe's protocol over gRPC, which Triton's clients use unchanged."""
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     """KServe's RPCs over one `GenerationService`."""
 
     def __init__(self, service: GenerationService, version: str, models: Sequence[str] = ()) -> None:
-        """`models`: see `KServeModel`."""
+        """Serve the model of `service`; `models` are the names of all that the cluster serves, if more."""
         self._health = service.health
         self._version = version
         self._model = KServeModel(service, models)
@@ -24,21 +24,21 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerLive(  # noqa: N802
         self, _request: messages.ServerLiveRequest, _context: Context
     ) -> messages.ServerLiveResponse:
-        """The server needs no restart."""
+        """Return whether the server needs no restart."""
         return messages.ServerLiveResponse(live=await self._health.live())
 
     @reports_errors
     async def ServerReady(  # noqa: N802
         self, _request: messages.ServerReadyRequest, _context: Context
     ) -> messages.ServerReadyResponse:
-        """The server takes requests."""
+        """Return whether the server takes requests."""
         return messages.ServerReadyResponse(ready=await self._health.ready())
 
     @reports_errors
     async def ModelReady(  # noqa: N802
         self, request: messages.ModelReadyRequest, _context: Context
     ) -> messages.ModelReadyResponse:
-        """The model takes requests."""
+        """Return whether the model takes requests."""
         self._model.check(request.name, request.version)
         return messages.ModelReadyResponse(ready=await self._health.ready())
 
@@ -46,14 +46,14 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(  # noqa: N802
         self, _request: messages.ServerMetadataRequest, _context: Context
     ) -> messages.ServerMetadataResponse:
-        """What the server is."""
+        """Return the name and the version of the server."""
         return messages.ServerMetadataResponse(name="sharp", version=self._version)
 
     @reports_errors
     async def ModelMetadata(  # noqa: N802
         self, request: messages.ModelMetadataRequest, _context: Context
     ) -> messages.ModelMetadataResponse:
-        """The tensors of the model."""
+        """Return the tensors of the model."""
         self._model.check(request.name, request.version)
         return self._model.metadata()
 
@@ -61,7 +61,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(  # noqa: N802
         self, request: messages.ModelConfigRequest, _context: Context
     ) -> messages.ModelConfigResponse:
-        """The tensors of the model, and that a request may have several responses."""
+        """Return the tensors of the model, and whether a request may have several responses."""
         self._model.check(request.name, request.version)
         return self._model.configuration()
 
@@ -69,7 +69,7 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStatistics(  # noqa: N802
         self, request: messages.ModelStatisticsRequest, _context: Context
     ) -> messages.ModelStatisticsResponse:
-        """How many requests came by this protocol, and how long they took."""
+        """Return the number of requests that came by this protocol, and how long they took."""
         self._model.check(request.name, request.version)
         return self._model.statistics()
 
@@ -77,21 +77,21 @@ class KServeService(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(  # noqa: N802
         self, request: messages.RepositoryIndexRequest, _context: Context
     ) -> messages.RepositoryIndexResponse:
-        """The models that there are."""
+        """Return the names of the served models; none for a repository with a name."""
         return self._model.repository() if request.repository_name == "" else messages.RepositoryIndexResponse()
 
     @reports_errors
     async def ModelInfer(  # noqa: N802
         self, request: messages.ModelInferRequest, context: Context
     ) -> messages.ModelInferResponse:
-        """Generate, and respond with the whole text."""
+        """Run a request, and return its whole response."""
         return await self._model.infer(request, origin_of(context, "kserve"))
 
     @reports_errors
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[messages.ModelInferRequest], context: Context
     ) -> None:
-        """Generate for each request of the stream; an error is that of its request and ends no other."""
+        """Respond to each request of the stream. An error belongs to one request and ends no other."""
         origin = origin_of(context, "kserve")
         await respond_concurrently(
             requests, lambda request: self._model.stream_responses(request, origin), partial(write, context)

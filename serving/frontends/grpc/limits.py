@@ -1,8 +1,9 @@
-"""Limits of gRPC calls: how many there are, and how long and how large the message of one may be."""
+"""Limits of gRPC calls: their number, and the time and size of each message."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -10,31 +11,84 @@ from google.protobuf.message import DecodeError
 
 from sharp.serving.api.errors import InputError, QueueFullError, SharpError
 from sharp.serving.frontends.admission import most_request_bytes
-from sharp.serving.frontends.grpc.authentication import OPEN_METHODS
 from sharp.serving.frontends.grpc.messages import UNREADABLE
-from sharp.serving.frontends.grpc.status import abort
+from sharp.serving.frontends.grpc.status import Context, abort, origin_of
 from sharp.serving.frontends.service import GenerationService
+from sharp.serving.security.address import network_of
+from sharp.serving.security.caller import host_of_peer
+from sharp.serving.security.open_access import GRPC_OPEN_METHODS, MOST_HEALTH_CALLS
 
-# Without health's; a call is some 20 kB.
+# Calls of methods that need no token do not count. A call takes some 20 kB of memory.
 MOST_CALLS = 4096
-# Of methods that take no prompt.
+# The largest message of a method that takes no prompt.
 SMALL_BYTES = 2**16
 WITH_PROMPT = ("/Generate", "/Tokenize", "/ModelInfer", "/ModelStreamInfer")
-# Where too many messages are on their way, one that takes longer than this gives way.
+# When too many messages are arriving, the oldest is refused once it has taken longer than this.
 PATIENCE_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 
 
+class OpenCalls:
+    """A limit of simultaneous calls. Beyond the limit, the oldest call of the network with most calls ends.
+
+    So a client that opens many calls ends its own calls, and the single call of a probe continues.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._networks: dict[str, dict[asyncio.Timeout, None]] = {}
+
+    @asynccontextmanager
+    async def hold(self, host: str) -> AsyncIterator[None]:
+        """Count a call of a client at the address `host` while the block runs.
+
+        Raises:
+            QueueFullError: the call gives way to a newer one.
+        """
+        while self._count >= self._most:
+            self._end_one()
+        calls, network = self._networks, network_of(host)
+        ends = asyncio.timeout(None)
+        try:
+            async with ends:
+                calls.setdefault(network, {})[ends] = None
+                self._count += 1
+                try:
+                    yield
+                finally:
+                    self._remove(network, ends)
+        except TimeoutError as error:
+            if not ends.expired():
+                raise
+            raise QueueFullError(f"{self._most} calls of health run, the limit; ask again", RETRY_SECONDS) from error
+
+    def _end_one(self) -> None:
+        network = max(self._networks, key=lambda name: len(self._networks[name]))
+        ends = next(iter(self._networks[network]))
+        self._remove(network, ends)
+        ends.reschedule(asyncio.get_running_loop().time())
+
+    def _remove(self, network: str, ends: asyncio.Timeout) -> None:
+        calls = self._networks.get(network, {})
+        if ends in calls:
+            del calls[ends]
+            self._count -= 1
+            if not calls:
+                del self._networks[network]
+
+
 class LimitInterceptor(grpc.aio.ServerInterceptor):
-    """Reads the message of a call itself: gRPC would wait for it without end, and parse it in the event loop."""
+    """An interceptor that reads the message of a call. gRPC itself would wait without end, and block the event loop."""
 
     def __init__(self, service: GenerationService, most_bytes: int, seconds: float) -> None:
         self._service = service
         self._most_bytes = most_request_bytes(service.model, most_bytes)
         self._seconds = seconds
         self._calls = 0
+        self._open_calls = OpenCalls(MOST_HEALTH_CALLS)
         self._most_arriving = max(16, service.buffers.most // self._most_bytes)
-        # When each message began to arrive, and what ends the wait for it; the oldest first.
+        # The time at which each message began to arrive, by the timeout that ends its arrival; the oldest first.
         self._arriving: dict[asyncio.Timeout, float] = {}
         self._turn = asyncio.Lock()
 
@@ -43,16 +97,23 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: Any,
     ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
+        """Return a handler that reads the message within its limits before it calls the method's own."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = str(handler_call_details.method)
-        counts = not method.startswith(OPEN_METHODS)
+        counts = method not in GRPC_OPEN_METHODS
         if handler.request_streaming:
             return self._of_stream(handler) if counts else handler
         limit = self._most_bytes if method.endswith(WITH_PROMPT) else SMALL_BYTES
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+        async def serve_open(requests: AsyncIterator[bytes], context: Any) -> Any:
+            try:
+                async with self._open_calls.hold(host_of_peer(context.peer())):
+                    return await serve(requests, context)
+            except QueueFullError as error:
+                return await abort(context, error)
 
         async def serve(requests: AsyncIterator[bytes], context: Any) -> Any:
             self._calls += counts
@@ -61,23 +122,26 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                     try:
                         self._check_calls(counts)
                         held.add(await self._read(requests, limit, waits=counts))
-                        request = await self._parsed(handler.request_deserializer, held.take())
+                        request = await self._parsed(handler.request_deserializer, held.take(), context)
                     except SharpError as error:
                         return await abort(context, error)
                     return await behaviour(request, context)
             finally:
                 self._calls -= counts
 
-        # On the wire one message and a stream of one are the same.
+        # On the wire a single message and a stream of one message are the same.
         make = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
-        return make(serve, None, handler.response_serializer)
+        return make(serve if counts else serve_open, None, handler.response_serializer)
 
     def _of_stream(self, handler: Any) -> Any:
-        """A handler of a stream of messages, which counts as a call."""
+        """Return a handler that runs `handler` of a method with a stream of requests, and counts as one open call.
+
+        Beyond the limit of calls it ends with an error.
+        """
         behaviour = handler.stream_stream
 
         async def serve(requests: AsyncIterator[Any], context: Any) -> Any:
@@ -90,8 +154,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 responses = behaviour(requests, context)
                 if not isinstance(responses, AsyncIterator):
                     return await responses
-                async for one in responses:  # reflection's
-                    await context.write(one)
+                async for response in responses:  # of the reflection service
+                    await context.write(response)
             finally:
                 self._calls -= 1
 
@@ -107,11 +171,13 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             raise QueueFullError(message, RETRY_SECONDS)
 
     async def _read(self, requests: AsyncIterator[bytes], limit: int, *, waits: bool) -> bytes:
-        """The message of a call.
+        """Return the message of a call, of at most `limit` bytes.
+
+        If it `waits`, it first waits for room among the messages that arrive, and may later be ended to make room.
 
         Raises:
-            InputError: it does not come in time, or is too large.
-            QueueFullError: too many others are on their way.
+            InputError: the message does not come in time, or is too large.
+            QueueFullError: too many other messages are arriving.
         """
         if waits:
             async with self._turn:
@@ -143,10 +209,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             else:
                 await asyncio.sleep(0.01)
 
-    async def _parsed(self, parse: Callable[[bytes], Any], message: bytes) -> Any:
+    async def _parsed(self, parse: Callable[[bytes], Any], message: bytes, context: Context) -> Any:
         try:
             if len(message) <= SMALL_BYTES:
                 return parse(message)
-            return await self._service.parsing.run(lambda: parse(message))
+            return await self._service.parsing.run(lambda: parse(message), origin_of(context, "grpc").client)
         except DecodeError as error:
             raise InputError(UNREADABLE) from error

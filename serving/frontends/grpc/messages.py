@@ -1,4 +1,4 @@
-"""Messages of a stream that are no protobuf of their type: INVALID_ARGUMENT, and no traceback in the log."""
+"""Refusal of stream messages that are no protobuf of their type: INVALID_ARGUMENT, and no traceback in the log."""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,14 +15,18 @@ MALFORMED = object()
 
 
 class MessageInterceptor(grpc.aio.ServerInterceptor):
-    """Lets handlers see only messages that could be read. grpc itself returns INTERNAL, and logs a page."""
+    """An interceptor that hides unreadable messages from handlers. grpc itself returns INTERNAL and logs a page."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
+        """Return the handler of the call, which for a stream of requests gives the method only readable messages.
+
+        The method runs before any message is read. When it reads an unreadable message, the call ends with
+        INVALID_ARGUMENT. Handlers of single requests are returned unchanged.
+        """
         handler = await continuation(handler_call_details)
-        if handler is None or not handler.request_streaming:  # of the others `LimitInterceptor` reads the message
+        if handler is None or not handler.request_streaming:  # `LimitInterceptor` reads single messages
             return handler
         make = (
             grpc.stream_stream_rpc_method_handler
@@ -44,7 +48,7 @@ def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _checked_messages(handle: Any) -> Any:
-    """A handler of a stream of messages."""
+    """Return a handler of a stream that gives only readable messages to `handle`."""
 
     async def respond(requests: AsyncIterator[Any], context: Any) -> Any:
         return await handle(_readable(requests, context), context)

@@ -1,4 +1,4 @@
-"""A gRPC call: what it was sent with, and our errors as its status with the details of google.rpc."""
+"""The metadata of gRPC calls, and Sharp's errors as gRPC status with the details of google.rpc."""
 
 import asyncio
 import functools
@@ -27,7 +27,9 @@ from sharp.serving.api.errors import (
     UnavailableError,
 )
 from sharp.serving.frontends.service import UNREAD_SECONDS
+from sharp.serving.observability.refusals import note_reason
 from sharp.serving.observability.request_record import RequestOrigin
+from sharp.serving.security.caller import CURRENT_TOKEN, host_of_peer, share_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,8 @@ CODES: tuple[tuple[type[SharpError], grpc.StatusCode], ...] = (
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
 )
-# They are in the metadata twice, percent-encoded and in Base64; from 8 KiB on gRPC drops some, and all from 16 KiB on.
+# gRPC sends the message of an error twice in its metadata, percent-encoded and in Base64. It drops some metadata from
+# 8 KiB on, and all from 16 KiB on.
 MOST_MESSAGE_BYTES = 1024
 MOST_FIELD_CHARACTERS = 64
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"  # gRPC A6
@@ -54,18 +57,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def code_of(error: SharpError) -> grpc.StatusCode:
-    """The status code of an error; INTERNAL when it is not the client's."""
+    """Return the status code of an error; INTERNAL for errors without an entry in `CODES`."""
     return next((code for kind, code in CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 def message_of(error: SharpError) -> str:
-    """What an error says. It may repeat what a client sent, and of long metadata gRPC makes RESOURCE_EXHAUSTED."""
+    """Return the text of an error, cut short, because gRPC makes RESOURCE_EXHAUSTED of long metadata."""
     message = str(error).encode(errors="replace")
     return message[:MOST_MESSAGE_BYTES].decode(errors="ignore") + (" ..." if len(message) > MOST_MESSAGE_BYTES else "")
 
 
 def details_of(error: SharpError) -> Any | None:
-    """What a client can act on: the field at fault, or when to come back."""
+    """Return the details that a client can act on: the field at fault, or the time to wait; None for other errors."""
     if isinstance(error, FieldError):
         field = error.field[:MOST_FIELD_CHARACTERS]
         violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message_of(error))
@@ -78,13 +81,22 @@ def details_of(error: SharpError) -> Any | None:
 
 
 def origin_of(context: Context, protocol: str) -> RequestOrigin:
-    """How a call came; metadata that is not text is left out."""
+    """Return the origin of a call with its metadata; metadata that is not text is left out."""
     metadata = context.invocation_metadata() or ()
-    return RequestOrigin(protocol, {name: value for name, value in metadata if isinstance(value, str)})
+    headers = {name: value for name, value in metadata if isinstance(value, str)}
+    host, token = host_of_peer(context.peer()), CURRENT_TOKEN.get()
+    return RequestOrigin(protocol, headers, host, token, share_of(token, host))
 
 
 async def abort(context: Context, error: SharpError) -> Any:
-    """End a call with the status of an error, and tell gRPC's own retries when to come back."""
+    """End a call with the status of an error, and tell gRPC's own retries when to come back.
+
+    Raises:
+        grpc.aio.AbortError: always, unless the client reads nothing.
+        asyncio.CancelledError: the client has read nothing for `UNREAD_SECONDS`.
+    """
+    if (current := note_reason(error)) is not None:
+        current.refused(code_of(error).name)
     status = status_pb2.Status(code=code_of(error).value[0], message=message_of(error))
     if details := details_of(error):
         packed = any_pb2.Any()
@@ -98,7 +110,8 @@ async def abort(context: Context, error: SharpError) -> Any:
         async with asyncio.timeout(UNREAD_SECONDS):
             return await context.abort(ended.code, ended.details, trailing)
     except TimeoutError:
-        # Messages that nobody reads are before it: gRPC will send it after them, and nothing here has to wait for that.
+        # Messages that the client does not read are before the status. gRPC sends the status after them, so nothing
+        # here has to wait for that.
         raise asyncio.CancelledError from error
 
 
@@ -106,7 +119,7 @@ async def write(context: Context, message: Any) -> None:
     """Write a message of a stream.
 
     Raises:
-        SlowReaderError: the client reads nothing of what gRPC holds for it; gRPC itself would wait without end.
+        SlowReaderError: the client has read nothing for `UNREAD_SECONDS`. gRPC itself would wait without end.
     """
     try:
         async with asyncio.timeout(UNREAD_SECONDS):
@@ -119,7 +132,10 @@ async def write(context: Context, message: Any) -> None:
 def reports_errors(
     method: Callable[[Service, Message, Context], Awaitable[Reply]],
 ) -> Callable[[Service, Message, Context], Awaitable[Reply]]:
-    """Make a servicer's method end with the status of the error that it raises."""
+    """Decorate a servicer's method so that an error which it raises becomes the status of the call.
+
+    Any exception that is not a SharpError is logged, and becomes INTERNAL without its message.
+    """
 
     @functools.wraps(method)
     async def wrapper(self: Service, request: Message, context: Context) -> Reply:

@@ -1,4 +1,4 @@
-"""The ASGI application: OpenAI's API, KServe's, `/metrics`, `/health`, and a page to look at."""
+"""The ASGI application: OpenAI's API, KServe's, `/metrics`, `/health`, and the status page."""
 
 import time
 
@@ -9,20 +9,21 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharp.serving.api.errors import SERVER_FAILED, InputError, SharpError
 from sharp.serving.api_config import ApiConfig
-from sharp.serving.encoder.folder import EncoderFolder
-from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.engine.served_model import Abilities
 from sharp.serving.frontends.admission import most_request_bytes
 from sharp.serving.frontends.http import response_schemas as schemas
 from sharp.serving.frontends.http.attention import attention_route
 from sharp.serving.frontends.http.authentication import TokenMiddleware
+from sharp.serving.frontends.http.browsers import BrowserMiddleware
 from sharp.serving.frontends.http.chat_request import ChatRequest
 from sharp.serving.frontends.http.encoding import ENCODING, GENERATION, decoder_refusals, encoder_routes, refusals
 from sharp.serving.frontends.http.encoding import OPERATIONS as ENCODER_OPERATIONS
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.errors import error_response, is_kserve, path_of
 from sharp.serving.frontends.http.generation import Generation
 from sharp.serving.frontends.http.kserve import KServeRoutes
 from sharp.serving.frontends.http.messages_request import CountTokensRequest, MessagesRequest, messages_refusal
@@ -42,8 +43,8 @@ from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.frontends.http.tokenization import DetokenizeRequest, TokenizeRequest, tokenization
 from sharp.serving.frontends.running import RunningModel
 from sharp.serving.observability.metrics import Metrics
+from sharp.serving.observability.refusals import CURRENT, Refusable, Refusals
 from sharp.serving.security.tokens import Tokens
-from sharp.serving.tensors.folder import TensorFolder
 
 __all__ = ["make_app", "metrics_route"]
 
@@ -105,15 +106,29 @@ COMMON_OPERATIONS = (
     Operation("/load", "get", "The number of requests that run or wait.", response=schemas.LOAD),
     Operation("/version", "get", "The version of the server.", response=schemas.VERSION),
 )
+LEAST_STATUS = 400
+# Responses to probes are not counted, because a server that starts or drains responds 503 to every probe.
+NOT_COUNTED = ("/health", "/ping", "/v2/health", "/metrics")
 
 
-def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, tokens: Tokens | None = None) -> Starlette:
-    """The application of a model, with the metrics of the whole server; `tokens` is None without authentication."""
+def make_app(
+    running: RunningModel,
+    metrics: Metrics,
+    max_body_bytes: int,
+    tokens: Tokens | None = None,
+    *,
+    local_names: bool = False,
+) -> Starlette:
+    """Return the application of a model, with the metrics of the whole server; no `tokens`: no authentication.
+
+    With `local_names`, the application responds only under names that no public domain can have, and under the names of
+    the setting `allowed_hosts`.
+    """
     service, api = running.service, running.api
     max_body_bytes = most_request_bytes(service.model, max_body_bytes)
     texts = TokenTexts(service.model.tokenizer)
     endpoint = Endpoint(service, running.template, texts, service.fields, max_body_bytes, running.forms)
-    of_kind, operations = routes_of_kind(endpoint, running.model)
+    of_kind, operations = routes_of_kind(endpoint, running.model.abilities)
     routes: list[BaseRoute] = [
         *of_kind,
         Route("/tokenize", tokenization(endpoint, TokenizeRequest), methods=["POST"]),
@@ -130,20 +145,21 @@ def make_app(running: RunningModel, metrics: Metrics, max_body_bytes: int, token
         ),
         *OpenApi((*operations, *COMMON_OPERATIONS)).routes(docs=api.docs),
     ]
-    return application(routes, api, tokens)
+    return application(routes, api, tokens, running.metrics.refusals, local_names=local_names)
 
 
-def routes_of_kind(endpoint: Endpoint, folder: ModelFolder) -> tuple[list[Route], tuple[Operation, ...]]:
-    """The routes that only models of this kind have, with sentences for those of others, and their description."""
-    if isinstance(folder, EncoderFolder):
-        return encoder_routes(endpoint, folder), ENCODER_OPERATIONS
-    if isinstance(folder, TensorFolder):
-        return refusals((*GENERATION, *ENCODING), f"{endpoint.name} {folder.how}", endpoint), ()
-    return generation_routes(endpoint), GENERATION_OPERATIONS
+def routes_of_kind(endpoint: Endpoint, abilities: Abilities) -> tuple[list[Route], tuple[Operation, ...]]:
+    """Return the routes and descriptions of this kind of model, and refusals for the routes of other kinds."""
+    if abilities.generator is not None:
+        return generation_routes(endpoint), GENERATION_OPERATIONS
+    if abilities.encoder is not None:
+        refused = refusals(GENERATION, abilities.instead, endpoint)
+        return encoder_routes(endpoint, abilities.encoder) + refused, ENCODER_OPERATIONS
+    return refusals((*GENERATION, *ENCODING), abilities.instead, endpoint), ()
 
 
 def generation_routes(endpoint: Endpoint) -> list[Route]:
-    """The routes of a decoder, and one sentence for those that need an encoder."""
+    """Return the routes of a decoder, and refusals for the routes that need an encoder."""
     return [
         Route("/v1/completions", Generation(endpoint, CompletionRequest), methods=["POST"]),
         Route("/v1/chat/completions", Generation(endpoint, ChatRequest), methods=["POST"]),
@@ -158,9 +174,23 @@ def generation_routes(endpoint: Endpoint) -> list[Route]:
     ]
 
 
-def application(routes: list[BaseRoute], api: ApiConfig, tokens: Tokens | None) -> Starlette:
-    """An application of some routes, with what all have: errors as OpenAI's, ids of requests, tokens, browsers."""
+def application(
+    routes: list[BaseRoute],
+    api: ApiConfig,
+    tokens: Tokens | None,
+    refusals: Refusals | None = None,
+    *,
+    local_names: bool = False,
+) -> Starlette:
+    """Return a Starlette application of these routes with the middleware that all applications of a server have.
+
+    The middleware adds request ids, counts refusals (if `refusals` is given), checks Origin and Host, applies CORS and
+    checks tokens (None: no authentication). Errors are responses in OpenAI's form.
+    """
     middleware = [Middleware(RequestIdMiddleware)]
+    if refusals is not None:
+        middleware.append(Middleware(RefusalMiddleware, refusals=refusals))
+    middleware.append(Middleware(BrowserMiddleware, origins=api.origins, hosts=api.hosts, local=local_names))
     if origins := api.origins:
         middleware.append(
             Middleware(
@@ -174,11 +204,36 @@ def application(routes: list[BaseRoute], api: ApiConfig, tokens: Tokens | None) 
     if tokens is not None:
         middleware.append(Middleware(TokenMiddleware, tokens=tokens))
     handlers = {SharpError: _failed, HTTPException: _unknown, Exception: _failed}
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+    app.router.redirect_slashes = False  # the redirection names the host that the client wrote
+    return app
+
+
+class RefusalMiddleware:
+    """ASGI middleware that counts responses of 400 and above by status and reason, except those to probes."""
+
+    def __init__(self, app: ASGIApp, refusals: Refusals) -> None:
+        self._app = app
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and count its response if the status is 400 or above."""
+        if scope["type"] != "http" or path_of(scope).startswith(NOT_COUNTED):
+            await self._app(scope, receive, send)
+            return
+        current = Refusable(self._refusals, "kserve-http" if is_kserve(scope) else "http")
+        CURRENT.set(current)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= LEAST_STATUS:
+                current.refused(str(message["status"]))
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    # Of what is no SharpError Starlette says more in the log.
+    # For an error that is no SharpError Starlette logs the traceback.
     return error_response(error if isinstance(error, SharpError) else SharpError(SERVER_FAILED), request.scope)
 
 

@@ -1,4 +1,4 @@
-"""`/attention`, of the page: what one head does with the tokens of a request."""
+"""`/attention`, a route of the status page: what one head does with the tokens of a request."""
 
 import math
 from typing import Annotated, Any
@@ -9,36 +9,36 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
 from sharp.serving.api.errors import FieldError, SharpError
-from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, StrictMessage, WholeNumber
 from sharp.serving.engine.attention_process import TokenWeights
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
+from sharp.serving.frontends.http.origin import origin_of
 from sharp.serving.frontends.http.sending import until_disconnected
 from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.frontends.json_fields import NULL_IS_UNSET, RequestBody, TokenIds, WholeNumber
 from sharp.serving.frontends.token_attention import TokenAttention
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import RequestOrigin
 from sharp.serving.text.detokenizer import INCOMPLETE
 from sharp.serving.text.tokenizer import check_token_ids
 
-MOST_ID_BYTES = 12  # of a token id, a comma and white space
-BASE_BYTES = 4096  # of all else
+MOST_ID_BYTES = 12  # a token id in JSON, with a comma and white space
+BASE_BYTES = 4096  # the rest of the body
 
 
-class AttentionRequest(StrictMessage):
+class AttentionRequest(RequestBody):
     """A head, and the tokens that it reads; `position` is that of the query, by default the last token."""
 
     model: Annotated[str, NULL_IS_UNSET] = ""
-    tokens: Annotated[list[WholeNumber], FAIL_FAST] = Field(default_factory=list)
+    tokens: TokenIds = Field(default_factory=list)
     layer: WholeNumber = 0
     head: WholeNumber = 0
     position: WholeNumber | None = None
 
     def check(self, manifest: Manifest, most_tokens: int) -> int:
-        """The position of the query.
+        """Check the numbers, and return the position of the query.
 
         Raises:
             FieldError: a number is out of range.
@@ -59,7 +59,7 @@ class AttentionRequest(StrictMessage):
 
 
 def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
-    """The route of the page."""
+    """Return the route `/attention`."""
     service = endpoint.service
     most_bytes = BASE_BYTES + MOST_ID_BYTES * attention.most_tokens
 
@@ -68,14 +68,14 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
         service.check_model(request.model)
         return request, request.check(service.model.manifest, attention.most_tokens)
 
-    async def computed(request: Request) -> Response:
-        response = Response()  # of a client that has gone
+    async def computed(request: Request, client: str) -> Response:
+        response = Response()  # stays empty if the client has gone
 
         async def compute(body: bytes) -> None:
             nonlocal response
-            parsed, position = await service.parsing.run(lambda: read(body))
+            parsed, position = await service.parsing.run(lambda: read(body), client)
             row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)
-            shown = await service.parsing.run(lambda: to_json(described(row, parsed.tokens, endpoint.texts)))
+            shown = await service.parsing.run(lambda: to_json(described(row, parsed.tokens, endpoint.texts)), client)
             response = Response(shown, media_type="application/json", headers={"Cache-Control": "no-store"})
 
         with service.buffers.hold() as held:
@@ -87,11 +87,11 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
         return response
 
     async def route(request: Request) -> Response:
-        origin = RequestOrigin("http", dict(request.headers))
+        origin = origin_of(request.scope)
         try:
             with refusals_logged(origin, service.model.manifest.name):
                 attention.check()
-                return await computed(request)
+                return await computed(request, origin.client)
         except SharpError as error:
             return error_response(error, request.scope)
 
@@ -99,7 +99,10 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
 
 
 def described(row: TokenWeights, tokens: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """The body of the response; `tokens` are texts, `normalized_entropy` is H / ln n as everywhere."""
+    """Return the body of a response of `/attention`: token texts, weights, entropies and the sink's mass.
+
+    `tokens` are the ids that were read. `normalized_entropy` is H / ln n, 0 for a single key.
+    """
     keys = len(row.weights)
     return {
         "tokens": [_shown(texts, token) for token in tokens],

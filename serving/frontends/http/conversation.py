@@ -1,23 +1,37 @@
 """`Conversation`: messages and tools, and the prompt that a chat template makes of them."""
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from sharp.serving.api.errors import FieldError, InputError
-from sharp.serving.api.sampling_fields import FAIL_FAST, Flag, StrictMessage, one_of
+from sharp.serving.api.errors import FieldError
 from sharp.serving.frontends.http.tools import Tool, ToolChoice, callable_tools
-from sharp.serving.text.chat_template import ChatTemplate
+from sharp.serving.frontends.json_fields import FAIL_FAST, Flag, RequestBody, StrictMessage, one_of
+from sharp.serving.text.chat_template import ChatTemplate, NoChatTemplate
+from sharp.serving.text.tool_calls import read_json
+
+# The types of parts that are text, each with the field that holds the text.
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-class TextPart(StrictMessage):
-    """A part of a message; other parts than text are not supported."""
+class Part(StrictMessage):
+    """A part of a message: a text, or the reason why the model refused. Other parts are not supported."""
 
-    model_config = ConfigDict(extra="ignore")  # such as cache_control: no text, and one of several types has no warning
+    model_config = ConfigDict(extra="ignore")  # such as cache_control, without a warning: a union's member has none
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_its_text(self) -> "Part":
+        if (self.refusal if self.type == "refusal" else self.text) is None:
+            raise ValueError("a part has no text")
+        return self
+
+    def for_template(self) -> dict[str, str]:
+        """Return the part as templates expect it: a part of type "text"."""
+        return {"type": "text", "text": (self.refusal if self.type == "refusal" else self.text) or ""}
 
 
 class CalledFunction(BaseModel):
@@ -28,21 +42,17 @@ class CalledFunction(BaseModel):
 
 
 class CalledTool(BaseModel):
-    """A call in an assistant's message."""
+    """A tool call in an assistant's message of a conversation: the function and its arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """As templates expect it: arguments as an object."""
-        arguments: Any = self.function.arguments or {}
-        try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError) as error:
-            message = f"messages has a call of {self.function.name!r} whose arguments are no JSON: {error}"
-            raise FieldError("messages", message) from error
-        function = {"name": self.function.name, "arguments": arguments}
+        """Return the call as templates expect it: its arguments as an object, or as their text if that is no JSON."""
+        given = self.function.arguments
+        arguments = read_json(given) if isinstance(given, str) else given
+        function = {"name": self.function.name, "arguments": arguments or {}}
         return {**(self.model_extra or {}), "type": "function", "function": function}
 
 
@@ -53,20 +63,43 @@ class ChatMessage(BaseModel):
 
     role: str
     content: Annotated[
-        str | list[TextPart] | None,
+        str | list[Part] | None,
         one_of('a text or a list of parts {"type": "text", "text": ...}; only text parts are supported'),
     ] = None
+    refusal: str | None = None
     tool_calls: list[CalledTool] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As templates expect it: one text, and calls only where there are some."""
-        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        message = {**(self.model_extra or {}), "role": self.role, "content": text or ""}
+        """Return the message for a template: content as it was sent, and `tool_calls` only if there are some.
+
+        A refusal takes the place of empty content.
+        """
+        content: Any = self.content or self.refusal
+        if isinstance(content, list):
+            content = [part.for_template() for part in content]
+        message = {**(self.model_extra or {}), "role": self.role, "content": content}
         return message | ({"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {})
 
 
-class Conversation(StrictMessage):
-    """The fields that a chat template makes a prompt of."""
+def text_parts(content: Any, field: str, place: str) -> str | list[dict[str, Any]]:
+    """Check the content of a message of another API and return it unchanged, as `ChatMessage` reads the parts.
+
+    Raises:
+        FieldError: the content is neither a text nor a list of parts of text.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise FieldError(field, f"{place} has content that is neither a text nor a list of parts")
+    for part in content:
+        if part.get("type") not in TEXT_PARTS or not isinstance(part.get(TEXT_PARTS[part["type"]]), str):
+            kind = part.get("type")
+            raise FieldError(field, f"{place} has a part of type {kind!r:.40}; only text is supported")
+    return content
+
+
+class Conversation(RequestBody):
+    """The fields of a request from which a chat template makes the prompt: messages, tools and variables."""
 
     messages: Annotated[list[ChatMessage], FAIL_FAST]
     tools: Annotated[list[Tool], FAIL_FAST] | None = None
@@ -77,18 +110,24 @@ class Conversation(StrictMessage):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the template gets if it knows it."""
+        """The variables that the chat template gets if it knows them."""
         return {}
 
     @property
     def callable(self) -> list[Tool]:
-        """The tools that the completion may call."""
+        """The tools that the completion may call.
+
+        Raises:
+            FieldError: there are too many tools, two of the same name, or not the one that `tool_choice` names.
+        """
         return callable_tools(self.tools or (), self.tool_choice)
 
-    def rendered(self, template: ChatTemplate | None) -> str:
-        """The conversation as a text with its special tokens."""
-        if template is None:
-            raise InputError("the model has no chat template; use /v1/completions")
+    def rendered(self, template: ChatTemplate | NoChatTemplate) -> str:
+        """Return the conversation as a text with its special tokens.
+
+        Raises:
+            FieldError: there are no messages, or a message, a tool or a variable does not fit the template.
+        """
         if not self.messages:
             raise FieldError("messages", "messages is an empty list; give at least one message")
         if self.continue_final_message and self.add_generation_prompt:

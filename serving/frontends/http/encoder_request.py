@@ -1,4 +1,4 @@
-"""The requests of an encoder, checked, and their responses: `/v1/embeddings`."""
+"""Checked requests of encoders with their responses: the base of all, and `/v1/embeddings`."""
 
 import base64
 import time
@@ -9,48 +9,44 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sharp.plugins.manifest import Embedding
+from sharp.core.manifest import Embedding
 from sharp.serving.api.encoding import EncodeRequest, Text
 from sharp.serving.api.errors import FieldError, InputError
-from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, StrictMessage, WholeNumber, one_of
-from sharp.serving.encoder.folder import EncoderFolder
+from sharp.serving.engine.served_model import TextEncoder
+from sharp.serving.frontends.foreign_fields import OF_ENCODERS
 from sharp.serving.frontends.http.openai_request import MAX_REQUEST_ID
+from sharp.serving.frontends.json_fields import FAIL_FAST, NULL_IS_UNSET, RequestBody, WholeNumber, one_of
 
-MOST_INPUTS = 2048  # in one request, as OpenAI's
-NO_EFFECT = ("priority", "cache_salt", "mm_processor_kwargs")
-LEAST_NORM = 1e-12  # as sentence-transformers'
+MOST_INPUTS = 2048  # in one request, the limit of OpenAI's API
+LEAST_NORM = 1e-12  # the value that sentence-transformers uses
 
 
-class EncoderRequest(StrictMessage, ABC):
-    """The fields that all have: OpenAI's and vLLM's."""
+class EncoderRequest(RequestBody, ABC):
+    """The fields that the bodies of all encoder requests share (`/v1/embeddings`, `/v1/score`, `/v1/rerank`).
+
+    Names are OpenAI's and vLLM's. Subclasses make the engine's request from their fields, and the response's body.
+    """
+
+    foreign = OF_ENCODERS
 
     model: Annotated[str, NULL_IS_UNSET] = ""
-    user: Any = None
-    priority: Any = None
-    cache_salt: Any = None
-    mm_processor_kwargs: Any = None
     request_id: Annotated[str, NULL_IS_UNSET, Field(max_length=MAX_REQUEST_ID)] = ""
     truncate_prompt_tokens: WholeNumber | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     use_activation: bool | None = None
 
-    @property
-    def without_effect(self) -> list[str]:
-        """The fields that are set and change nothing, for the log."""
-        return [name for name in NO_EFFECT if getattr(self, name) is not None]
-
     @abstractmethod
-    def encode_request(self, model: EncoderFolder, request_id: str) -> EncodeRequest:
-        """What the engine is to encode.
+    def encode_request(self, model: TextEncoder, request_id: str) -> EncodeRequest:
+        """Return the request to the engine for the texts or token ids in this body.
 
         Raises:
             FieldError: a field cannot be used with this model.
         """
 
     @abstractmethod
-    def body(self, model: EncoderFolder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """The body of the response, from the engine's `values` [inputs, ...] of so many tokens."""
+    def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+        """Return the body of the response, from the engine's `values` [inputs, ...] and the number of `tokens`."""
 
     def _encode(
         self, request_id: str, field: str, *, texts: list[Text] | None = None, ids: list[list[int]] | None = None
@@ -82,8 +78,13 @@ class EmbeddingRequest(EncoderRequest):
     embed_dtype: Literal["float32"] | None = None
     endianness: Literal["native", "little"] | None = None
 
-    def encode_request(self, model: EncoderFolder, request_id: str) -> EncodeRequest:
-        """See `EncoderRequest`."""
+    def encode_request(self, model: TextEncoder, request_id: str) -> EncodeRequest:
+        """Return the texts or token ids whose embeddings the engine is to compute.
+
+        Raises:
+            InputError: the model has no embeddings.
+            FieldError: `input` or `dimensions` cannot be used.
+        """
         name = model.manifest.name
         if model.embedding is None:
             raise InputError(f"{name} scores pairs of texts and has no embeddings; it has /v1/rerank and /v1/score")
@@ -97,12 +98,15 @@ class EmbeddingRequest(EncoderRequest):
         if len(self.input) > MOST_INPUTS:
             raise FieldError("input", f"input has {len(self.input)} entries; the limit is {MOST_INPUTS}")
         if isinstance(self.input[0], str):
-            # A list is of one type throughout, by the field's own; mypy sees the union.
+            # The type of the field makes all entries of a list the same type; mypy sees the union.
             return self._encode(request_id, "input", texts=self.input)  # type: ignore[arg-type]
         return self._encode(request_id, "input", ids=self.input)
 
-    def body(self, model: EncoderFolder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """See `EncoderRequest`."""
+    def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+        """Return the body with the embeddings: cut to `dimensions`, and of length 1 if requested or by default.
+
+        `values` are the embeddings [inputs, size], and `tokens` is the number of tokens of all inputs.
+        """
         assert model.embedding is not None
         asked = self.use_activation if self.normalize is None else self.normalize
         rows = values[:, : self.dimensions]
@@ -128,10 +132,10 @@ class EmbeddingRequest(EncoderRequest):
 
 
 def check_dimensions(dimensions: int | None, embedding: Embedding, name: str) -> None:
-    """Check that the first so many dimensions of an embedding are one, too.
+    """Check that the first `dimensions` numbers of an embedding are an embedding, too.
 
     Raises:
-        FieldError: they are not, or there are not so many.
+        FieldError: the model was not trained for this, or `dimensions` is out of range.
     """
     if dimensions in (None, embedding.size):
         return
@@ -146,12 +150,12 @@ def check_dimensions(dimensions: int | None, embedding: Embedding, name: str) ->
 
 
 def unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows [n, size] of length 1."""
+    """Return the rows [n, size], scaled to length 1."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     normalized: NDArray[np.float32] = rows / np.maximum(norms, LEAST_NORM)
     return normalized
 
 
 def usage(tokens: int) -> dict[str, int]:
-    """As OpenAI has it."""
+    """Return the field `usage` as OpenAI's API has it, for inputs of `tokens` tokens in all."""
     return {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -1,28 +1,28 @@
-"""The endpoints of an encoder, and what it says to those of decoders."""
+"""The endpoints of an encoder, and refusals for the endpoints of other kinds of models."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from sharp.serving.api.encoding import EncodeRequest
-from sharp.serving.api.errors import InputError, SharpError, UnavailableError
-from sharp.serving.encoder.folder import ROUTES, EncoderFolder
+from sharp.serving.api.errors import InputError, UnavailableError
+from sharp.serving.engine.served_model import TextEncoder
 from sharp.serving.frontends.admission import Held
 from sharp.serving.frontends.computed_rows import computed_rows
 from sharp.serving.frontends.http import response_schemas as schemas
-from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.encoder_request import EmbeddingRequest, EncoderRequest
 from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.openapi import Operation
+from sharp.serving.frontends.http.origin import origin_of
+from sharp.serving.frontends.http.request_application import RequestApplication
 from sharp.serving.frontends.http.request_ids import request_id_of
 from sharp.serving.frontends.http.score_request import RerankRequest, ScoreRequest
-from sharp.serving.frontends.http.sending import send_json, until_disconnected
+from sharp.serving.frontends.http.sending import send_json
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
 
@@ -38,46 +38,34 @@ OPERATIONS = (
 )
 
 
-class Encoding:
-    """An ASGI application for one of the endpoints. All of a request happens inside one call, as in `Generation`."""
+class Encoding(RequestApplication):
+    """The ASGI application of one path of an encoder, such as `/v1/embeddings`.
 
-    def __init__(self, endpoint: Endpoint, folder: EncoderFolder, kind: type[EncoderRequest]) -> None:
-        self._endpoint = endpoint
-        self._service = endpoint.service
+    It parses bodies as `kind`, lets the engine compute the texts, and sends the `body` that the request makes.
+    """
+
+    def __init__(self, endpoint: Endpoint, folder: TextEncoder, kind: type[EncoderRequest]) -> None:
+        super().__init__(endpoint)
         self._folder = folder
         self._kind = kind
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request."""
-        origin = RequestOrigin("http", dict(Request(scope).headers))
-        try:
-            with self._service.buffers.hold() as held:
-                with refusals_logged(origin, self._endpoint.name):
-                    await read_body(Request(scope, receive), self._endpoint.max_body_bytes, held)
-                await until_disconnected(receive, self._respond(held, origin, scope, receive, send))
-        except ClientDisconnect:
-            return
-        except SharpError as error:
-            await error_response(error)(scope, receive, send)
-
-    async def _respond(self, held: Held, origin: RequestOrigin, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, request: Request, held: Held, origin: RequestOrigin, send: Send) -> None:
         with refusals_logged(origin, self._endpoint.name):
-            request = await self._service.parsing.run(lambda: self._read(held.take()))
-        request_id, own = request_id_of(scope, request.request_id)
-        async with self._service.stream(origin, lambda: self._prepare(request, own)) as stream:
+            inputs = await self._service.parsing.run(lambda: self._read(held.take()), origin.client)
+        request_id, own = request_id_of(request.scope, inputs.request_id)
+        async with self._service.stream(origin, lambda: self._prepare(inputs, own)) as stream:
             try:
                 values, _ = await computed_rows(stream)
-            except UnavailableError as error:  # caught here: to the log it is cancelled, not failed
-                await error_response(error)(scope, receive, send)
+            except UnavailableError as error:  # caught in the block, so that the log says cancelled, not failed
+                await self._refusal(error, request.scope)(request.scope, request.receive, send)
                 return
             tokens = stream.request.prompt_tokens
-            # Many numbers take a while to write, and the event loop serves everyone.
-            body = await asyncio.to_thread(lambda: to_json(request.body(self._folder, request_id, values, tokens)))
+            # Many numbers take a while to write, which would block the event loop.
+            body = await asyncio.to_thread(lambda: to_json(inputs.body(self._folder, request_id, values, tokens)))
             await send_json(body, stream.headers, send)
 
     def _read(self, body: bytes) -> EncoderRequest:
         request = self._endpoint.fields.parse(self._kind, body)
-        self._endpoint.fields.note(request.without_effect, "has no effect here")
         self._service.check_model(request.model)
         return request
 
@@ -85,36 +73,33 @@ class Encoding:
         return self._folder.prepare_encoding(request.encode_request(self._folder, request_id))
 
 
-def encoder_routes(endpoint: Endpoint, folder: EncoderFolder) -> list[Route]:
-    """The routes of an encoder, and one sentence for those that need a decoder."""
+def encoder_routes(endpoint: Endpoint, folder: TextEncoder) -> list[Route]:
+    """Return the routes that an encoder serves: `/v1/embeddings`, `/v1/score`, `/v1/rerank`, and their other paths."""
     kinds: dict[tuple[str, ...], type[EncoderRequest]] = {
         EMBEDDINGS: EmbeddingRequest,
         RERANK: RerankRequest,
         SCORE: ScoreRequest,
     }
-    routes = [
+    return [
         Route(path, Encoding(endpoint, folder, kind), methods=["POST"])
         for paths, kind in kinds.items()
         for path in paths
     ]
-    return routes + refusals(
-        GENERATION, f"{endpoint.name} is an encoder and generates no text; it has {ROUTES}", endpoint
-    )
 
 
 def decoder_refusals(endpoint: Endpoint) -> list[Route]:
-    """One sentence, of a decoder, for the routes of encoders."""
+    """Return the refusals of a decoder for the routes that need an encoder."""
     how = "serve an encoder that was exported with --cache none"
     sentence = f"{endpoint.name} is a decoder and has no embeddings or scores; {how}"
     return refusals(ENCODING, sentence, endpoint)
 
 
 def refusals(paths: tuple[str, ...], sentence: str, endpoint: Endpoint) -> list[Route]:
-    """Routes of models of other kinds: an error with one sentence."""
+    """Return routes at `paths` that respond with an error of one sentence, because another kind of model has them."""
 
     def route() -> Callable[[Request], Awaitable[Response]]:
         async def refuse(request: Request) -> Response:
-            with refusals_logged(RequestOrigin("http", dict(request.headers)), endpoint.name):
+            with refusals_logged(origin_of(request.scope), endpoint.name):
                 raise InputError(sentence)
 
         return refuse

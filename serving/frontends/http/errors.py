@@ -1,4 +1,4 @@
-"""Our errors as HTTP statuses with the body that OpenAI's clients read, or Triton's below /v2."""
+"""Sharp's errors as HTTP statuses with the body that OpenAI's clients read, or Triton's clients below /v2."""
 
 import math
 from typing import Any
@@ -21,15 +21,26 @@ from sharp.serving.api.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from sharp.serving.observability.refusals import note_reason
 
 
 class TooLargeError(InputError):
     """The body of a request has too many bytes."""
 
 
-# The first that fits.
+class ForbiddenError(InputError):
+    """A page of another site sends the request, or the request names a host that is not this server's."""
+
+
+class UnsupportedMediaTypeError(InputError):
+    """The content type of a request is that of a form, or its body is compressed in a way that is not supported."""
+
+
+# The first entry that fits an error counts.
 STATUSES: tuple[tuple[type[SharpError], int, str], ...] = (
     (TooLargeError, 413, "invalid_request_error"),
+    (ForbiddenError, 403, "invalid_request_error"),
+    (UnsupportedMediaTypeError, 415, "invalid_request_error"),
     (InputError, 400, "invalid_request_error"),
     (NotFoundError, 404, "invalid_request_error"),
     (AlreadyExistsError, 409, "invalid_request_error"),
@@ -53,7 +64,7 @@ CODES = (
 
 
 def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
-    """The status and the body of an error; 500 when it is not the client's."""
+    """Return the status and the body of an error; 500 for errors without an entry in `STATUSES`."""
     status, kind = next(
         ((status, kind) for of, status, kind in STATUSES if isinstance(error, of)), (500, "server_error")
     )
@@ -64,7 +75,7 @@ def error_body(error: SharpError) -> tuple[int, dict[str, Any]]:
 
 
 def _context_sentence(error: ContextLengthError) -> str:
-    """OpenAI's own sentence: clients look for it to shorten a conversation."""
+    """Return OpenAI's own sentence, because clients look for it to shorten a conversation."""
     what = error.field
     context = f"This model's maximum context length is {error.limit} tokens."
     if error.tokens is None:
@@ -76,7 +87,8 @@ def _context_sentence(error: ContextLengthError) -> str:
 
 
 def error_response(error: SharpError, scope: Scope | None = None) -> JSONResponse:
-    """The response of a request that failed before anything was sent; without its scope as OpenAI writes it."""
+    """Return the response of a request that failed before anything was sent; without a `scope` in OpenAI's form."""
+    note_reason(error)
     status, body = error_body(error)
     if scope is not None and is_kserve(scope):
         body = {"error": str(error)}
@@ -90,7 +102,7 @@ def is_kserve(scope: Scope) -> bool:
 
 
 def path_of(scope: Scope) -> str:
-    """The path of a request as Starlette's routes read it: without the prefix of a model, as behind Ray Serve."""
+    """Return the path of a request without the prefix of a model, as Starlette's routes read it behind Ray Serve."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import InputError, SharpError
 from sharp.serving.frontends.admission import Held
-from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
 from sharp.serving.frontends.http.kserve_messages import HEADER_LENGTH, read_message, write_message
-from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_pieces, until_disconnected
+from sharp.serving.frontends.http.request_application import RequestApplication
+from sharp.serving.frontends.http.sending import SSE_HEADERS, raw_headers, send_pieces
 from sharp.serving.frontends.kserve.model import KServeModel
 from sharp.serving.frontends.kserve.tensors import INPUT_TYPES, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, TEXT_OUTPUT
 from sharp.serving.observability.request_log import refusals_logged
@@ -29,24 +29,24 @@ from sharp.serving.version import sharp_version
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics", "generate"]
 NUMBERS = ("shape", "dims", "ns", "count", "last_inference", "inference_count", "execution_count", "max_batch_size")
-READ_HERE = (TEXT_INPUT, "id", "parameters")  # of the body of generate; the others are tensors or sampling parameters
+READ_HERE = (TEXT_INPUT, "id", "parameters")  # fields of generate's body; all others are tensors or sampling parameters
 
 
 class KServeRoutes:
-    """All of them, over the model that gRPC serves, too."""
+    """The HTTP routes of KServe's protocol, over the model that gRPC serves, too."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.model = KServeModel(endpoint.service)
 
     def routes(self) -> list[Route]:
-        """The routes."""
+        """Return the routes of KServe's HTTP protocol below `/v2`: health, metadata, statistics, inference."""
         health, model = self.endpoint.service.health, self.model
 
         async def server(_request: Request) -> Response:
             return JSONResponse({"name": "sharp", "version": sharp_version(), "extensions": EXTENSIONS})
 
-        # The body is what kserve's own client reads; others go by the status.
+        # KServe's own client reads the body; other clients read the status.
         async def live(_request: Request) -> Response:
             alive = await health.live()
             return JSONResponse({"live": alive}, 200 if alive else 503)
@@ -56,7 +56,7 @@ class KServeRoutes:
             return JSONResponse({"ready": takes}, 200 if takes else 503)
 
         async def index(_request: Request) -> Response:
-            return JSONResponse([_plain(one) for one in model.repository().models])
+            return JSONResponse([_plain(entry) for entry in model.repository().models])
 
         def of_model(path: str, respond: Callable[[], Message] | None) -> list[Route]:
             async def route(request: Request) -> Response:
@@ -87,7 +87,7 @@ class KServeRoutes:
         ]
 
 
-# A name may have slashes, as those of Hugging Face have; the version is looked for first.
+# A model's name may have slashes, as on Hugging Face, so the path with a version is tried first.
 MODEL_PATHS = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
 
 
@@ -98,30 +98,18 @@ def _responds(message: Callable[[], Message]) -> Callable[[Request], Awaitable[R
     return route
 
 
-class _Infer:
-    """An ASGI application for inference. All of a request happens inside one call, as in `Generation`."""
+class _Infer(RequestApplication):
+    """The ASGI application of KServe's path `/v2/models/MODEL/infer`."""
+
+    protocol = "kserve-http"
 
     def __init__(self, routes: KServeRoutes) -> None:
-        self._endpoint = routes.endpoint
+        super().__init__(routes.endpoint)
         self._model = routes.model
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request."""
-        service, request = self._endpoint.service, Request(scope, receive)
-        origin = RequestOrigin("kserve-http", dict(request.headers))
-        try:
-            with service.buffers.hold() as held:
-                with refusals_logged(origin, service.model.manifest.name):
-                    await read_body(request, self._endpoint.max_body_bytes, held)
-                await until_disconnected(receive, self._respond(request, held, origin, send))
-        except ClientDisconnect:
-            return
-        except SharpError as error:
-            await error_response(error, scope)(scope, receive, send)
-
     async def _respond(self, request: Request, held: Held, origin: RequestOrigin, send: Send) -> None:
-        with refusals_logged(origin, self._endpoint.service.model.manifest.name):
-            message = await self._endpoint.service.parsing.run(lambda: self._read(request, held.take()))
+        with refusals_logged(origin, self._endpoint.name):
+            message = await self._service.parsing.run(lambda: self._read(request, held.take()), origin.client)
         await self._send(message, origin, send)
 
     def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
@@ -130,13 +118,13 @@ class _Infer:
 
     async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
         response = await self._model.infer(message, origin)
-        # Many numbers take a while to write, and the event loop serves everyone.
+        # Many numbers take a while to write, which would block the event loop.
         body, headers = await asyncio.to_thread(write_message, message, response)
         await _send_body(send, body, headers)
 
 
 class _Generate(_Infer):
-    """Triton's `generate`: a text and parameters in one JSON object, and the outputs in another."""
+    """The ASGI application of Triton's path `generate`: one JSON object in (text, parameters), one out."""
 
     stream = False
 
@@ -177,7 +165,7 @@ class _Generate(_Infer):
 
 
 class _GenerateStream(_Generate):
-    """Triton's `generate_stream`: the same as server-sent events."""
+    """The ASGI application of Triton's path `generate_stream`: JSON in, server-sent events of outputs out."""
 
     stream = True
 
@@ -213,13 +201,13 @@ async def _send_body(send: Send, body: bytes, headers: dict[str, str]) -> None:
 
 
 def _plain(message: Message) -> Any:
-    """A message as JSON with numbers as numbers, where protobuf writes those of 64 bits as texts."""
+    """Return a message as JSON in which 64-bit numbers are numbers, where protobuf writes them as texts."""
     return _numbers(MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
 
 
 def _numbers(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {name: _numbers(one, name) for name, one in value.items()}
+        return {name: _numbers(entry, name) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_numbers(one, name) for one in value]
+        return [_numbers(entry, name) for entry in value]
     return int(value) if name in NUMBERS and isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""KServe's messages as JSON with tensors beside it, which is how its protocol goes over HTTP."""
+"""KServe's messages over HTTP: JSON, with binary tensors beside it."""
 
 import json
 import struct
@@ -12,15 +12,15 @@ from sharp.serving.frontends.kserve.tensors import raw_string, read_strings
 HEADER_LENGTH = "inference-header-content-length"
 BINARY = "binary_data"
 MOST_TENSORS = 64
-MOST_DIGITS = 20  # of a length; Python reads no number of thousands of them
+MOST_DIGITS = 20  # of a length, because Python refuses to parse numbers of thousands of digits
 FORMATS = {"BOOL": "?", "INT32": "i", "INT64": "q", "UINT32": "I", "FP32": "f", "FP64": "d"}
 
 
 def read_message(body: bytes, header_length: str | None, model: str, version: str) -> messages.ModelInferRequest:
-    """The message of a request: JSON of so many bytes, all where that is None, and the tensors that it says follow.
+    """Return the message of a request: JSON in the first `header_length` bytes (None: in all), then binary tensors.
 
     Raises:
-        InputError: it is of another form.
+        InputError: the body is of another form.
     """
     split = len(body)
     if header_length is not None:
@@ -78,7 +78,11 @@ def _parameters(given: Mapping[str, Any] | None) -> dict[str, messages.InferPara
 
 
 def _add_input(message: messages.ModelInferRequest, tensor: Mapping[str, Any], content: bytes | None) -> None:
-    """Add a tensor, whose numbers are in `content` or, where that is None, in its JSON."""
+    """Add a tensor to `message`: its numbers are in `content` or, if that is None, in the JSON of the `tensor`.
+
+    Raises:
+        InputError: the datatype is unknown, or the data is not of the datatype.
+    """
     name, datatype = tensor["name"], str(tensor["datatype"])
     if datatype != "BYTES" and datatype not in FORMATS:
         raise InputError(f"input {name!r:.40} has datatype {datatype!r:.40}, which is not read here")
@@ -98,8 +102,8 @@ def _add_input(message: messages.ModelInferRequest, tensor: Mapping[str, Any], c
 
 def _flat(data: Any) -> Iterator[Any]:
     if isinstance(data, list):
-        for one in data:
-            yield from _flat(one)
+        for entry in data:
+            yield from _flat(entry)
     else:
         yield data
 
@@ -107,7 +111,7 @@ def _flat(data: Any) -> Iterator[Any]:
 def write_message(
     request: messages.ModelInferRequest, response: messages.ModelInferResponse
 ) -> tuple[bytes, dict[str, str]]:
-    """The body of a response, and its headers; tensors are binary where the request says so."""
+    """Return the body of a response, and its headers; tensors are binary if the request asks for that."""
     binary = {output.name for output in request.outputs if output.parameters[BINARY].bool_param}
     everything = request.parameters[BINARY].bool_param
     outputs, parts = [], []

@@ -6,19 +6,22 @@ from typing import Any
 from sharp.serving.api.events import TokenLogprobs
 from sharp.serving.frontends.http.token_texts import TokenTexts
 
-# Of a token that cannot come: JSON has no infinity. vLLM's number.
+# The logprob of a token that cannot come, as in vLLM, because JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
 
 
 class TextLogprobs:
-    """Of a growing text of `/v1/completions`; `characters` are those that it has already."""
+    """The writer of the field `logprobs` of `/v1/completions` for one choice, whose text grows.
+
+    `text_offset` needs the number of characters before each token; the text has `characters` characters already.
+    """
 
     def __init__(self, texts: TokenTexts, characters: int = 0) -> None:
         self._texts = texts
         self._characters = characters
 
     def of(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-        """Of the next tokens."""
+        """Return the field `logprobs` for the next tokens of the text."""
         entries = tuple(entries)
         return {
             "tokens": [self._texts.of(entry.token_id).name for entry in entries],
@@ -28,16 +31,19 @@ class TextLogprobs:
         }
 
     def of_prompt(self, first: int, entries: Iterable[TokenLogprobs], text: str) -> dict[str, Any]:
-        """Of a prompt; nothing predicts its `first` token."""
+        """Return the field `logprobs` for a prompt, whose first token id is `first` and whose text is `text`.
+
+        The first token has no logprob (null), because nothing predicts it.
+        """
         offset = self._offset(first)
         others = self.of(entries)
-        # Some decoders leave out the space that a text begins with, which its first token has.
+        # Some decoders leave out the space at the beginning of a text, which its first token has.
         missing = self._characters - len(text)
         return {
             "tokens": [self._texts.of(first).name, *others["tokens"]],
             "token_logprobs": [None, *others["token_logprobs"]],
             "top_logprobs": [None, *others["top_logprobs"]],
-            "text_offset": [max(0, one - missing) for one in (offset, *others["text_offset"])],
+            "text_offset": [max(0, start - missing) for start in (offset, *others["text_offset"])],
         }
 
     def _offset(self, token_id: int) -> int:
@@ -47,7 +53,7 @@ class TextLogprobs:
         return offset
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens and the one that came. Several can have one text; the likeliest counts."""
+        """Return the most likely tokens and the token that came. If several have one text, the likeliest counts."""
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             top.setdefault(self._texts.of(token).name, _finite(logprob))
@@ -55,18 +61,18 @@ class TextLogprobs:
 
 
 def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """Of `/v1/chat/completions`."""
+    """Return logprobs of tokens as the field `logprobs` of a choice of `/v1/chat/completions`."""
 
     def token(token_id: int, logprob: float) -> dict[str, Any]:
         known = texts.of(token_id)
         return {"token": known.text, "logprob": _finite(logprob), "bytes": known.utf8}
 
     content = [
-        {**token(entry.token_id, entry.logprob), "top_logprobs": [token(*one) for one in entry.top]}
+        {**token(entry.token_id, entry.logprob), "top_logprobs": [token(*likely) for likely in entry.top]}
         for entry in entries
     ]
     return {"content": content, "refusal": None}
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN is not greater, either
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN becomes the lowest, too

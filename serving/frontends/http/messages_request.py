@@ -1,32 +1,34 @@
 """The request of Anthropic's Messages API, as one of `/v1/chat/completions`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from sharp.serving.api.errors import ContextLengthError, FieldError, SharpError
-from sharp.serving.api.request import Prompt
-from sharp.serving.api.sampling_fields import (
+from sharp.serving.api.errors import FieldError, SharpError
+from sharp.serving.engine.served_model import ServedModel
+from sharp.serving.frontends.foreign_fields import OF_MESSAGES
+from sharp.serving.frontends.http.chat_request import ChatApi, ChatRequest
+from sharp.serving.frontends.http.conversation import text_parts
+from sharp.serving.frontends.http.endpoint import Endpoint
+from sharp.serving.frontends.http.errors import error_body, error_response
+from sharp.serving.frontends.http.messages_response import MessagesResponse, error_event
+from sharp.serving.frontends.http.tokenization import TokenizerRequest
+from sharp.serving.frontends.json_fields import (
     FAIL_FAST,
     NULL_IS_UNSET,
     Flag,
     Number,
+    RequestBody,
     StrictMessage,
     WholeNumber,
-    first_error,
     one_of,
 )
-from sharp.serving.engine.model_folder import ModelFolder
-from sharp.serving.frontends.http.chat_request import ChatRequest, ConvertedRequest
-from sharp.serving.frontends.http.endpoint import Endpoint
-from sharp.serving.frontends.http.errors import error_body, error_response
-from sharp.serving.frontends.http.messages_response import MessagesResponse, error_event
-from sharp.serving.frontends.http.openai_response import ResponseBuilder
-from sharp.serving.frontends.http.tokenization import TokenizerRequest
-from sharp.serving.text.chat_template import ChatTemplate
+from sharp.serving.frontends.structured_outputs import ResponseFormat
+from sharp.serving.text.chat_forms import MessageParser
+from sharp.serving.text.chat_template import ChatTemplate, NoChatTemplate
 from sharp.serving.text.tokenizer import check_characters, tokenize
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -35,14 +37,16 @@ Content = Annotated[str | list[dict[str, Any]], one_of("a text or a list of bloc
 
 
 class Turn(StrictMessage):
-    """A message of the conversation."""
+    """A message of the conversation in a body of `/v1/messages`: who speaks (`role`), and the text or blocks."""
 
     role: str
     content: Content
 
 
-class MessagesRequest(ConvertedRequest):
+class MessagesRequest(RequestBody):
     """The body of `/v1/messages`."""
+
+    foreign = OF_MESSAGES
 
     messages: Annotated[list[Turn], FAIL_FAST]
     max_tokens: WholeNumber
@@ -55,19 +59,17 @@ class MessagesRequest(ConvertedRequest):
     stream: Flag = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    service_tier: str | None = None
     output_config: dict[str, Any] | None = None
-    container: Any = None
-    mcp_servers: Any = None
-    context_management: Any = None
 
     def generation(self) -> ChatRequest:
-        """See `ConvertedRequest`."""
+        """Return the request as one of `/v1/chat/completions`.
+
+        Raises:
+            FieldError: a field cannot be used, or not be honoured.
+        """
         messages: list[dict[str, Any]] = []
         if self.system:
-            messages.append({"role": "system", "content": _text(self.system, "system")})
+            messages.append({"role": "system", "content": text_parts(self.system, "messages", "system")})
         for number, turn in enumerate(self.messages):
             _add_turn(messages, turn, f"messages.{number}")
         choice = self.tool_choice or {}
@@ -75,109 +77,97 @@ class MessagesRequest(ConvertedRequest):
         named = {"type": "function", "function": {"name": str(choice.get("name"))}} if kind == "tool" else None
         if kind not in (None, "tool", *CHOICES):
             raise FieldError("tool_choice", f"tool_choice is {kind!r:.40}; it must be auto, any, tool or none")
-        body = {
-            "model": self.model,
+        conversation = {
             "messages": messages,
-            "max_completion_tokens": self.max_tokens,
-            "stop": self.stop_sequences,
             "tools": [_tool(tool) for tool in self.tools or ()] or None,
             "tool_choice": (named or CHOICES.get(str(kind))) if self.tools else None,
+        }
+        fields = {
+            "max_completion_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
             "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
             "response_format": _format(self.output_config),
         }
-        body |= {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "stream")}
-        return _MessagesChat.model_validate(body)
+        fields |= {name: getattr(self, name) for name in ("model", "temperature", "top_p", "top_k", "stream")}
+        return ChatRequest.converted(ChatApi(_response, NAMES), conversation, fields)
 
 
-def _format(output_config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The format of the text, as a conversation has it."""
+def _response(
+    endpoint: Endpoint, request_id: str, parser: Callable[[], MessageParser], prompt_tokens: int
+) -> MessagesResponse:
+    return MessagesResponse(request_id, endpoint.name, endpoint.texts, parser, prompt_tokens)
+
+
+def _format(output_config: dict[str, Any] | None) -> ResponseFormat | None:
+    """Return an `output_config` of `/v1/messages` as a conversation's `response_format`; None without a format.
+
+    Raises:
+        FieldError: the format is not json_schema.
+    """
     form = (output_config or {}).get("format")
     if form is None:
         return None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         raise FieldError("output_config", "output_config.format must be of the type json_schema")
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": form.get("schema")}}
+    return ResponseFormat(type="json_schema", json_schema={"name": "output", "schema": form.get("schema")})
 
 
 class CountTokensRequest(MessagesRequest, TokenizerRequest):
-    """The body of `/v1/messages/count_tokens`, the same without a limit."""
+    """The body of `/v1/messages/count_tokens`: that of `/v1/messages`, in which `max_tokens` may be missing."""
 
     max_tokens: WholeNumber = 1
 
-    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
-        """See `TokenizerRequest`."""
-        try:
-            text = self.generation().rendered(template)
-        except ValidationError as error:  # of what it holds as a conversation has it
-            raise first_error(error) from error
+    def respond(self, model: ServedModel, template: ChatTemplate | NoChatTemplate) -> dict[str, Any]:
+        """Return the number of tokens of the prompt, as `input_tokens`.
+
+        Raises:
+            FieldError: a field cannot be used with this model.
+        """
+        text = self.generation().rendered(template)
         check_characters(text, model.context_limit)
         return {"input_tokens": len(tokenize(text, model.manifest, model.tokenizer, special_tokens=False))}
 
 
-class _MessagesChat(ChatRequest):
-    """A conversation whose response is of the Messages API."""
-
-    def response(
-        self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
-    ) -> ResponseBuilder:
-        """See `GenerationRequest`."""
-        prompt = str(prompts[0])
-        return MessagesResponse(
-            request_id, endpoint.name, endpoint.texts, lambda: self.message_parser(prompt), len(computed[0])
-        )
-
-    def renamed(self, error: FieldError) -> FieldError:
-        """See `GenerationRequest`."""
-        error = super().renamed(error)
-        name = NAMES.get(error.field, error.field)
-        if isinstance(error, ContextLengthError) or name == error.field:
-            return error
-        return FieldError(name, str(error).replace(error.field, name, 1))
-
-
-def messages_refusal(error: SharpError) -> Response:
-    """A refusal as Anthropic writes it."""
+def messages_refusal(error: SharpError, scope: Scope | None = None) -> Response:  # noqa: ARG001 - as `error_response`
+    """Return a refusal as Anthropic's API writes it."""
     status, body = error_body(error)
     headers = {name: value for name, value in error_response(error).headers.items() if name == "retry-after"}
     return JSONResponse(error_event(body), status, headers)
 
 
 def _add_turn(messages: list[dict[str, Any]], turn: Turn, place: str) -> None:
-    """Add a message; results of tools become messages of their own."""
+    """Append a message of `/v1/messages` to those of a conversation; results of tools become messages of their own.
+
+    Raises:
+        FieldError: a block is of an unsupported type, or lacks a field; the message names its `place`.
+    """
     if isinstance(turn.content, str):
         messages.append({"role": turn.role, "content": turn.content})
         return
-    texts: list[str] = []
+    texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     try:
         for block in turn.content:
             kind = block["type"]
             if kind == "text":
-                texts.append(str(block["text"]))
+                texts.append({"type": kind, "text": str(block["text"])})
             elif kind == "tool_use":
                 function = {"name": block["name"], "arguments": json.dumps(block.get("input") or {})}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             elif kind == "tool_result":
-                result = _text(block.get("content") or "", place)
+                result = text_parts(block.get("content") or "", "messages", place)
                 messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
-            elif kind not in ("thinking", "redacted_thinking"):
+            elif kind == "thinking":
+                thoughts.append(str(block.get("thinking") or ""))
+            elif kind != "redacted_thinking":
                 raise FieldError("messages", f"{place} has a block of type {kind!r:.40}; only text and tools are read")
     except KeyError as error:
         raise FieldError("messages", f"{place} has a block without {error}") from error
-    if texts or calls:
-        message = {"role": turn.role, "content": "".join(texts)}
+    if texts or calls or thoughts:
+        message: dict[str, Any] = {"role": turn.role, "content": texts or None}
+        message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
         messages.append(message | ({"tool_calls": calls} if calls else {}))
-
-
-def _text(content: Any, place: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise FieldError("messages", f"{place} has content that is neither a text nor a list of blocks")
-    for block in content:
-        if block.get("type") != "text":
-            raise FieldError("messages", f"{place} has a block of type {block.get('type')!r:.40}; only text is read")
-    return "".join(str(block.get("text", "")) for block in content)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ CODES = {"model_not_found": "not_found_error", "invalid_api_key": "authenticatio
 
 
 class MessagesResponse(PartsResponse):
-    """A message whose parts are blocks of content."""
+    """The builder of the response of Anthropic's `/v1/messages`: a message whose content is a list of blocks."""
 
     prefix = "msg"
 
@@ -33,7 +33,7 @@ class MessagesResponse(PartsResponse):
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Return the event `message_start`."""
         return [
             {
                 "type": "message_start",
@@ -45,22 +45,22 @@ class MessagesResponse(PartsResponse):
         return {"index": len(self.parts)}
 
     def part_begins(self, kind: str) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Return the event `content_block_start` of a block; `kind` is "reasoning" or "text"."""
         return [{"type": "content_block_start", **self._index(), "content_block": _block(kind, "")}]
 
     def part_grows(self, kind: str, text: str) -> dict[str, Any]:
-        """See `PartsResponse`."""
+        """Return the event `content_block_delta` that appends `text` to the open block."""
         name = "thinking" if kind == REASONING else "text"
         return {"type": "content_block_delta", **self._index(), "delta": {"type": f"{name}_delta", name: text}}
 
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Append a block of reasoning or text to the message's content, and return the event `content_block_stop`."""
         event = {"type": "content_block_stop", **self._index()}
         self.parts.append(_block(kind, text))
         return [event]
 
     def tool_call(self, call: ToolCall) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Append a block `tool_use` to the message's content, and return the events of the whole block."""
         block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": call.arguments}
         events = [
@@ -79,22 +79,22 @@ class MessagesResponse(PartsResponse):
         return ("stop_sequence", matched) if isinstance(matched, str) else ("end_turn", None)
 
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Return the events `message_delta`, with the stop reason and the usage, and `message_stop`."""
         why, stop = self._end_of(reason, matched)
         delta = {"stop_reason": why, "stop_sequence": stop}
         return [{"type": "message_delta", "delta": delta, "usage": _counted(usage)}, {"type": "message_stop"}]
 
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:
-        """See `PartsResponse`."""
+        """Return the JSON body of a response that is no stream: the whole message."""
         return self._message(_counted(usage), *self._end_of(reason, matched))
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """See `ResponseBuilder`."""
+        """Return the event of an error, from the body of an error response."""
         return error_event(body)
 
 
 def error_event(body: dict[str, Any]) -> dict[str, Any]:
-    """An error as Anthropic writes it, of the body of one of OpenAI's."""
+    """Return an error as Anthropic's API writes it, from the body of one of OpenAI's."""
     error = body["error"]
     kind = CODES.get(error["code"] or "", ERRORS.get(error["type"], "api_error"))
     return {"type": "error", "error": {"type": kind, "message": error["message"]}}

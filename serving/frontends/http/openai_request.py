@@ -1,20 +1,14 @@
 """The requests of OpenAI's API, checked, as prompts and `SamplingParams`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.request import Prompt
-from sharp.serving.api.sampling_fields import (
-    FAIL_FAST,
-    NULL_IS_UNSET,
-    Flag,
-    StrictMessage,
-    one_of,
-)
 from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.foreign_fields import OF_COMPLETIONS
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.openai_response import (
     CompletionResponse,
@@ -22,15 +16,16 @@ from sharp.serving.frontends.http.openai_response import (
     ResponseBuilder,
 )
 from sharp.serving.frontends.http.token_texts import TokenTexts
+from sharp.serving.frontends.json_fields import FAIL_FAST, NULL_IS_UNSET, Flag, RequestBody, StrictMessage, one_of
 from sharp.serving.frontends.request_fields import RequestFields, renamed_error
 from sharp.serving.text.chat_forms import ChatForms
 from sharp.serving.text.tokenizer import Tokenizer
 
-# Where OpenAI's API has a limit of its own when the client says none.
+# The limit that OpenAI's API sets for `/v1/completions` if the client sets none.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 256  # in one request
 MAX_REQUEST_ID = 256  # characters
-# The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before what is between.
+# The tokens of fill-in-the-middle models: before the prompt, before the suffix, and before the text between them.
 FILL_MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -39,19 +34,20 @@ FILL_MARKS = (
 
 
 class StreamOptions(StrictMessage):
-    """What a stream carries besides the text."""
+    """The options of a stream (`stream_options`): whether its chunks also have the usage."""
 
     include_usage: bool | None = None
     include_obfuscation: Flag = False
     continuous_usage_stats: Flag = False
 
 
-class GenerationRequest(RequestFields):
-    """The fields of both APIs: OpenAI's, vLLM's and ours."""
+class GenerationRequest(RequestBody):
+    """The fields about the form of the response, which `/v1/completions` and `/v1/chat/completions` share.
 
-    model_config = ConfigDict(strict=True)
+    The fields about sampling are those of `RequestFields`.
+    """
 
-    # How the model writes calls and thoughts: the server's, set when a body has been read.
+    # The forms in which the model writes tool calls and reasoning. The server sets them when a body has been read.
     _forms: ChatForms = PrivateAttr(default_factory=ChatForms)
 
     model: Annotated[str, NULL_IS_UNSET] = ""
@@ -59,40 +55,28 @@ class GenerationRequest(RequestFields):
     stream_options: StreamOptions | None = None
     return_token_ids: Flag = False
     attention_stats: Annotated[Literal[True, False, "tokens"], NULL_IS_UNSET] = False
-    metadata: dict[str, Any] | None = None
     request_id: Annotated[str, NULL_IS_UNSET, Field(max_length=MAX_REQUEST_ID)] = ""
     return_tokens_as_token_ids: Flag = False
 
-    def params(self) -> SamplingParams:
-        """See `SamplingFields`."""
+    def check_stream(self) -> None:
+        """Check the options of streams.
+
+        Raises:
+            FieldError: an option is set, and the response is no stream.
+        """
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options is set; it needs stream to be true")
         if self.attention_stats == "tokens" and not self.stream:
             raise FieldError("attention_stats", "attention_stats is 'tokens'; it needs stream to be true")
-        return super().params()
 
     @property
     def forms(self) -> ChatForms:
-        """How the model writes calls and thoughts."""
+        """The forms in which the model writes tool calls and reasoning."""
         return self._forms
 
     def written_in(self, forms: ChatForms) -> None:
-        """Say how the model writes calls and thoughts."""
+        """Set the forms in which the model writes tool calls and reasoning."""
         self._forms = forms
-
-    def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
-        """The prompts; the choices of each follow those of the one before.
-
-        Raises:
-            FieldError: the fields make none.
-        """
-        raise NotImplementedError
-
-    def response(
-        self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
-    ) -> ResponseBuilder:
-        """What writes the response to these prompts; `computed` are their tokens."""
-        raise NotImplementedError
 
     @property
     def shows_special_tokens(self) -> bool:
@@ -101,7 +85,7 @@ class GenerationRequest(RequestFields):
 
     @property
     def prompts_repeated_by(self) -> str:
-        """The field that makes every completion begin with its prompt, if one does."""
+        """The field that makes every completion begin with its prompt; empty if none does."""
         return ""
 
     def _texts(self, endpoint: Endpoint) -> TokenTexts:
@@ -109,7 +93,7 @@ class GenerationRequest(RequestFields):
 
     def _extras(self, endpoint: Endpoint, computed: Sequence[Sequence[int]]) -> Extras:
         return Extras(
-            token_ids=self.return_token_ids or endpoint.tokenizer is None,  # without one the text is empty
+            token_ids=self.return_token_ids or endpoint.tokenizer is None,  # without a tokenizer the text is empty
             prompts=computed if self.return_token_ids else (),
             usage=self.stream and self.counts_stream,
         )
@@ -128,8 +112,10 @@ class GenerationRequest(RequestFields):
         return self.counts_stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, RequestFields):
     """The body of `/v1/completions`."""
+
+    foreign = OF_COMPLETIONS
 
     prompt: Annotated[
         str
@@ -142,13 +128,31 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     suffix: str | None = None
 
+    def params(self) -> SamplingParams:
+        """Return the sampling parameters.
+
+        Raises:
+            FieldError: a field is out of range, or for streams only.
+        """
+        self.check_stream()
+        return super().params()
+
     def prompts(self, endpoint: Endpoint) -> Sequence[Prompt]:
-        """See `GenerationRequest`."""
+        """Return the prompts of the field `prompt`, or the one prompt that a `suffix` makes.
+
+        The choices of each prompt follow those of the prompt before.
+
+        Raises:
+            FieldError: there is no prompt, there are too many, or the model cannot honour a field.
+        """
         tokenizer = endpoint.tokenizer
-        if isinstance(self.best_of, int) and self.best_of < (self.n or 1):
-            raise FieldError("best_of", f"best_of is {self.best_of}; it must be at least n, which is {self.n or 1}")
+        best_of = (self.model_extra or {}).get("best_of")
+        if isinstance(best_of, int) and best_of < (self.n or 1):
+            raise FieldError("best_of", f"best_of is {best_of}; it must be at least n, which is {self.n or 1}")
         if self.echo and tokenizer is None:
-            raise FieldError("echo", "echo is true, and the model has no tokenizer to write the prompt with")
+            raise FieldError(
+                "echo", "echo is true, and the model has no tokenizer to write the prompt with; leave echo out"
+            )
         if self.suffix:
             return [self._to_fill(self.suffix, tokenizer)]
         if isinstance(self.prompt, str):
@@ -164,7 +168,7 @@ class CompletionRequest(GenerationRequest):
     def response(
         self, endpoint: Endpoint, request_id: str, prompts: Sequence[Prompt], computed: Sequence[Sequence[int]]
     ) -> ResponseBuilder:
-        """See `GenerationRequest`."""
+        """Return the builder of the response to these prompts, whose token ids are `computed`."""
         echo = []
         if self.echo and (tokenizer := endpoint.tokenizer) is not None:
             for prompt, prompt_ids in zip(prompts, computed, strict=True):
@@ -174,15 +178,19 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts_repeated_by(self) -> str:
-        """See `GenerationRequest`."""
+        """The field that repeats the prompt in every completion: `echo`, `return_token_ids`, or none (empty)."""
         return "echo" if self.echo else "return_token_ids" if self.return_token_ids else ""
 
     def renamed(self, error: FieldError) -> FieldError:
-        """See `GenerationRequest`."""
+        """Return an error about a field of `GenerateRequest` under the name of the field in this API."""
         return renamed_error(error, "logprobs") if error.field == "prompt_logprobs" else super().renamed(error)
 
     def _to_fill(self, suffix: str, tokenizer: Tokenizer | None) -> str:
-        """The prompt whose completion stands between `prompt` and `suffix`."""
+        """Return the prompt whose completion stands between `prompt` and `suffix`.
+
+        Raises:
+            FieldError: the model has no tokens to fill in the middle, or other fields do not fit.
+        """
         marks = next((marks for marks in FILL_MARKS if tokenizer and tokenizer.has(marks)), None)
         if marks is None:
             raise FieldError("suffix", "suffix is set, and the model has no tokens to fill in the middle; leave it out")
@@ -193,15 +201,15 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens to generate."""
+        """The largest number of tokens to generate."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def requested_logprobs(self) -> int | None:
-        """`SamplingParams.logprobs`."""
+        """The number of likeliest tokens to report per generated token, for `SamplingParams.logprobs`; None is off."""
         return self.logprobs
 
     @property
     def requested_prompt_logprobs(self) -> int | None:
-        """`SamplingParams.prompt_logprobs`."""
+        """The number of likeliest tokens to report per prompt token (`SamplingParams.prompt_logprobs`); None is off."""
         return self.logprobs if self.echo else None

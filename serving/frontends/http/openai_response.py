@@ -18,13 +18,13 @@ from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.text.chat_forms import MessageParser, MessageParts
 from sharp.serving.text.tool_calls import ToolCall
 
-# The API knows no other way to say that a limit cut a completion short. One that was cancelled is an error.
+# OpenAI's API has only `length` for a completion that a limit cut short. A cancelled completion is an error.
 REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.TIME_LIMIT: "length",
 }
-DIGITS = 3  # of a token's entropies, which are as many as the model has heads
+DIGITS = 3  # of a token's entropies; a token has an entropy for each head
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Extras:
     """Optional fields of a response.
 
     Attributes:
-        token_ids: choices have the ids of their tokens.
+        token_ids: whether choices have the ids of their tokens.
         prompts: the ids of each prompt, if requested.
-        usage: chunks have the field `usage`, which only the last one fills.
+        usage: whether chunks have the field `usage`, which only the last chunk fills.
     """
 
     token_ids: bool = False
@@ -43,7 +43,10 @@ class Extras:
 
 
 class ResponseBuilder(ABC):
-    """The response to one request. Choices are numbered through all completions of all prompts."""
+    """The builder of the response to one request: whole, or as the chunks of a stream.
+
+    Choices are numbered from 0 through all completions of all prompts. Subclasses write the form of their API.
+    """
 
     prefix: str
     whole_object: str
@@ -58,35 +61,39 @@ class ResponseBuilder(ABC):
         self._extras = extras
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Everything at once; the completions of a request's prompts, each with its others."""
-        all_completions = [(prompt, one) for prompt, first in enumerate(completions) for one in (first, *first.others)]
+        """Return the whole response. Each of `completions` is the first of a prompt and holds the others."""
+        all_completions = [
+            (prompt, completion) for prompt, first in enumerate(completions) for completion in (first, *first.others)
+        ]
         choices = [
             {
                 "index": index,
-                **self._whole(one, prompt, completions[prompt].prompt_logprobs),
-                "stop_reason": one.matched,
-                **self._token_ids(one.token_ids),
-                **_attention(one.attention),
+                **self._whole(completion, prompt, completions[prompt].prompt_logprobs),
+                "stop_reason": completion.matched,
+                **self._token_ids(completion.token_ids),
+                **_attention(completion.attention),
             }
-            for index, (prompt, one) in enumerate(all_completions)
+            for index, (prompt, completion) in enumerate(all_completions)
         ]
         return {
             **self._base,
             "object": self.whole_object,
             "choices": choices,
-            "usage": usage_of([first.usage for first in completions], [one.usage for _, one in all_completions]),
+            "usage": usage_of(
+                [first.usage for first in completions], [completion.usage for _, completion in all_completions]
+            ),
         }
 
     def frame(self, data: dict[str, Any]) -> str:
-        """A chunk as a server-sent event."""
+        """Return a chunk, a JSON object, as the text of a server-sent event."""
         return f"data: {compact_json(data, 0)}\n\n"
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The chunk of an error, of which `body` is the one of a response."""
+        """Return the chunk of an error, from the `body` of an error response."""
         return body
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk of a stream with `stream_options.include_usage`."""
+        """Return the last chunk of a stream with `stream_options.include_usage`."""
         return {**self._base, "object": self.chunk_object, "choices": [], "usage": usage}
 
     def _chunk(
@@ -111,25 +118,25 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
-        """The chunks of a choice before its first token, once the prompt of that number is computed."""
+        """Return the chunks of a choice before its first token, once the prompt with this number is computed."""
 
     @abstractmethod
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """The chunks of new tokens."""
+        """Return the chunks of a stream, as JSON objects, for new tokens of the choice with this number."""
 
     @abstractmethod
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
-        """The last chunks of a choice."""
+        """Return the last chunks of the choice with this number, with its finish reason."""
 
     @abstractmethod
     def _whole(
         self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
-        """Text, logprobs and finish reason of a completion of the prompt of that number, as fields of a choice."""
+        """Return text, logprobs and finish reason of a completion of prompt number `prompt`, as fields of a choice."""
 
 
 class CompletionResponse(ResponseBuilder):
-    """Of `/v1/completions`. With `echo` every choice begins with its prompt."""
+    """The response of `/v1/completions`. With `echo` every choice begins with its prompt."""
 
     prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
@@ -137,14 +144,14 @@ class CompletionResponse(ResponseBuilder):
     def __init__(
         self, request_id: str, model: str, texts: TokenTexts, extras: Extras, echo: Sequence[tuple[str, int]] = ()
     ) -> None:
-        """`echo` has text and first token of each prompt."""
+        """Let choices begin with their prompts: `echo` has the text and first token id of each prompt, or is empty."""
         super().__init__(request_id, model, texts, extras)
         self._echo = echo
         self._echoed: dict[int, dict[str, Any]] = {}  # the logprobs of prompts, made once for all their completions
-        self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # of choices
+        self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # by choice
 
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
-        """The prompt, with `echo` or `return_token_ids`."""
+        """Return a chunk with the prompt if the request asks for `echo` or `return_token_ids`."""
         if not self._echo and not self._extras.prompts:
             return []
         text = self._echo[prompt][0] if self._echo else ""
@@ -153,7 +160,7 @@ class CompletionResponse(ResponseBuilder):
         return [self._chunk(choice, {"text": text, **self._prompt_token_ids(prompt)}, logprobs)]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Text, once there is some, or token ids if requested."""
+        """Return a chunk of new tokens, unless their text is empty and nothing else was requested."""
         attention = _attention_of_tokens(event)
         if not event.text and not event.logprobs and not self._extras.token_ids and not attention:
             return []
@@ -161,7 +168,7 @@ class CompletionResponse(ResponseBuilder):
         return [self._chunk(choice, {"text": event.text, **attention}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
-        """The reason."""
+        """Return the chunk with the finish reason."""
         text = {"text": "", **_attention(event.attention)}
         return [self._chunk(choice, text, None, REASONS[event.reason], event.matched)]
 
@@ -184,7 +191,7 @@ class CompletionResponse(ResponseBuilder):
 
 
 class ChatResponse(ResponseBuilder):
-    """Of `/v1/chat/completions`. Calls of tools and thoughts are taken out of the text."""
+    """The response of `/v1/chat/completions`. Tool calls and reasoning are taken out of the text."""
 
     prefix = "chatcmpl"
     whole_object = "chat.completion"
@@ -193,14 +200,14 @@ class ChatResponse(ResponseBuilder):
     def __init__(
         self, request_id: str, model: str, texts: TokenTexts, extras: Extras, parser: Callable[[], MessageParser]
     ) -> None:
-        """`parser` makes one for a choice."""
+        """Take `parser`, which makes the parser of a choice."""
         super().__init__(request_id, model, texts, extras)
         self._parser = parser
         self._parsers: defaultdict[int, MessageParser] = defaultdict(parser)
-        self._known: Counter[int] = Counter()  # calls of each choice so far
+        self._known: Counter[int] = Counter()  # number of calls of each choice so far
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """See `ResponseBuilder`."""
+        """Return the whole response, with the token ids of the prompt if requested."""
         return {**super().whole(completions), **self._prompt_token_ids(0)}
 
     def start(
@@ -209,12 +216,12 @@ class ChatResponse(ResponseBuilder):
         prompt: int,
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
-        """The role."""
+        """Return the first chunk of a choice, which says that the role is the assistant's."""
         chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})
         return [{**chunk, **self._prompt_token_ids(prompt)}]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Text and whole calls, once there are some."""
+        """Return a chunk of new text and whole calls, unless there are none and nothing else was requested."""
         delta = self._delta(choice, self._parsers[choice].push(event.text))
         attention = _attention_of_tokens(event)
         if not delta and not event.logprobs and not self._extras.token_ids and not attention:
@@ -224,7 +231,7 @@ class ChatResponse(ResponseBuilder):
         return [self._chunk(choice, text, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
-        """What was held back, and the reason."""
+        """Return the text that the parser held back, and the chunk with the finish reason."""
         rest = self._delta(choice, self._parsers[choice].end(cut=event.reason is not FinishReason.STOP))
         chunks = [self._chunk(choice, {"delta": rest})] if rest else []
         text = {"delta": {}, **_attention(event.attention)}
@@ -232,7 +239,7 @@ class ChatResponse(ResponseBuilder):
         return [*chunks, self._chunk(choice, text, None, reason, event.matched)]
 
     def _delta(self, choice: int, parts: MessageParts) -> dict[str, Any]:
-        """The part of a message; empty if there is nothing new."""
+        """Return the new part of a message; empty if there is nothing new."""
         delta: dict[str, Any] = {**_thought(parts.reasoning), **({"content": parts.content} if parts.content else {})}
         if parts.calls:
             known = self._known[choice]
@@ -261,7 +268,7 @@ class ChatResponse(ResponseBuilder):
 
 
 def _thought(text: str) -> dict[str, str]:
-    """A thought under the name that most clients know, and vLLM's newer one."""
+    """Return reasoning under the name that most clients know, and under vLLM's newer name."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
@@ -274,7 +281,7 @@ def _reason(reason: FinishReason, *, calls: bool) -> str:
 
 
 def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
-    """The field `attention_stats` of a choice, if requested; names are those of `sharp.v1`."""
+    """Return the field `attention_stats` of a choice, if requested, with the names of `sharp.v1`."""
     if summary is None:
         return {}
     columns = {
@@ -293,7 +300,7 @@ def _attention(summary: AttentionSummary | None) -> dict[str, Any]:
 
 
 def _attention_of_tokens(event: Delta) -> dict[str, Any]:
-    """The field `attention_stats` of a chunk: of each of its tokens H / ln n [tokens][layers][heads], if requested."""
+    """Return the field `attention_stats` of a chunk, if requested: H / ln n [tokens][layers][heads] of its tokens."""
     found = event.attention
     if found is None:
         return {}
@@ -302,7 +309,7 @@ def _attention_of_tokens(event: Delta) -> dict[str, Any]:
 
 
 def usage_of(prompts: Iterable[Usage], completions: Iterable[Usage]) -> dict[str, Any]:
-    """The field `usage`: each prompt counts once, however many completions it has."""
+    """Return the field `usage`. Each prompt counts once, however many completions it has."""
     prompts = tuple(prompts)
     prompt = sum(usage.prompt_tokens for usage in prompts)
     completion = sum(usage.completion_tokens for usage in completions)

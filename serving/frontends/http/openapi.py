@@ -1,4 +1,4 @@
-"""`/openapi.json`, a description of the routes that other tools read, and `/docs`, a page of it."""
+"""`/openapi.json`, a description of the routes for other tools, and `/docs`, a page made of it."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ fetch("openapi.json").then(response => response.json()).then(api => {
 
 @dataclass(frozen=True)
 class Operation:
-    """A route, in a sentence; `body` is what its requests hold, `response` what comes back, and `failure` of errors."""
+    """The description of a route: a sentence, and the schemas of the request's body, the response, and an error."""
 
     path: str
     method: str
@@ -53,7 +53,7 @@ class Operation:
     failure: Schema = field(default_factory=lambda: ERROR)
 
     def described(self) -> dict[str, Any]:
-        """The route as OpenAPI has it."""
+        """Return the route as OpenAPI describes it."""
         content = {PLAIN: {}} if self.response is None else {JSON: {"schema": self.response}}
         if self.streams:
             content[EVENTS] = {}
@@ -74,14 +74,14 @@ class Operation:
 
 
 class OpenApi:
-    """Describes routes. Made at the first request: it takes a while."""
+    """The description of the routes. It is made at the first request, because that takes a while."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
 
     @cached_property
     def text(self) -> bytes:
-        """The description as JSON."""
+        """The OpenAPI description of all routes, as the bytes of a JSON document."""
         kinds = {operation.body for operation in self._operations if operation.body is not None}
         ordered = sorted(kinds, key=lambda kind: kind.__name__)
         _, schemas = models_json_schema([(kind, "validation") for kind in ordered], ref_template=REFERENCE)
@@ -101,7 +101,7 @@ class OpenApi:
         ).encode()
 
     def routes(self, *, docs: bool) -> list[Route]:
-        """`/openapi.json`, and `/docs` if there shall be one."""
+        """Return the route `/openapi.json`, and `/docs` if `docs` is true."""
 
         def describe(_request: Request) -> Response:  # not async, so it runs in a thread
             return Response(self.text, media_type="application/json")

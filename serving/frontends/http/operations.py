@@ -1,26 +1,35 @@
-"""Routes for those who run servers: health, load, version, metrics, models and the page to look at."""
+"""Routes for operators of a server: health, load, version, metrics, models and the status page."""
 
 import gzip
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from sharp.serving.api.errors import NotFoundError, SharpError
+from sharp.serving.api.errors import NotFoundError, QueueFullError, SharpError
+from sharp.serving.frontends.admission import RETRY_SECONDS, Pool
 from sharp.serving.frontends.http.status_page import PAGE, PAGE_HEADERS, LiveState
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.metrics import Metrics
+from sharp.serving.security.address import network_of
+from sharp.serving.security.open_access import METRICS_OF_A_NETWORK, METRICS_THREADS
 from sharp.serving.version import sharp_version
 
-MOST_NAMES = 256  # of metrics, in one request
+MOST_WAITING_METRICS = 256  # requests for /metrics
+MOST_NAMES = 256  # of metrics that one request may list
 GZIP_LEVEL = 5
 
 
 def operation_routes(
     check_ready: Callable[[], Awaitable[None]], check_live: Callable[[], Awaitable[None]], load: Callable[[], int]
 ) -> list[Route]:
-    """Health, as several load balancers ask for it, the number of requests that run, and the version."""
+    """Return the routes of health, at the paths of several load balancers, of the load, and of the version.
+
+    `check_ready` and `check_live` raise SharpError, which makes the response 503, if the server is not; `load` returns
+    the number that `/load` shows.
+    """
 
     def health(path: str, check: Callable[[], Awaitable[None]], methods: Sequence[str] = ("GET",)) -> Route:
         async def respond(_request: Request) -> Response:
@@ -42,14 +51,14 @@ def operation_routes(
         health("/health", check_ready),
         health("/health/ready", check_ready),
         health("/health/live", check_live),
-        health("/ping", check_ready, ("GET", "POST")),  # SageMaker's
+        health("/ping", check_ready, ("GET", "POST")),  # the path that SageMaker probes
         Route("/load", server_load),
         Route("/version", version),
     ]
 
 
 def model_routes(service: GenerationService, created: int) -> list[Route]:
-    """`/v1/models`: one entry for each name of the model, which was loaded at that time."""
+    """Return the routes of `/v1/models`: one entry for each name of the model, which was loaded at `created`."""
     names = service.names
     entries = {
         name: {
@@ -76,7 +85,7 @@ def model_routes(service: GenerationService, created: int) -> list[Route]:
 
 
 def page_routes(live: LiveState) -> list[Route]:
-    """The page to look at, and the numbers that it shows."""
+    """Return the routes of the status page and of the numbers that it shows."""
 
     def state(_request: Request) -> Response:  # not async, so it runs in a thread
         return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})
@@ -88,12 +97,12 @@ def page_routes(live: LiveState) -> list[Route]:
 
 
 def tokenizer_route(service: GenerationService) -> Route:
-    """VLLM's `/tokenizer_info`: what a client needs to tokenize as this model does."""
+    """Return the route of vLLM's `/tokenizer_info`: what a client needs to tokenize as this model does."""
 
     async def info(_request: Request) -> Response:
         model = service.model
         if model.tokenizer is None:
-            raise NotFoundError(f"{model.manifest.name} has no tokenizer")
+            raise NotFoundError(f"{model.manifest.name} has no tokenizer; send token ids as prompts")
         settings, tokenizer = model.manifest.tokenizer, model.tokenizer
         ends, bos = settings.eos_token_ids, settings.bos_token_id
         return JSONResponse(
@@ -115,9 +124,24 @@ def tokenizer_route(service: GenerationService) -> Route:
 
 
 def metrics_route(metrics: Metrics) -> Route:
-    """`/metrics`: all, or those of `name[]`; attention per head with `attention=head`; compressed on request."""
+    """Return the route `/metrics`: all series or those of `name[]`; per head with `attention=head`; gzip on request."""
+    pool = Pool("computed", METRICS_THREADS, MOST_WAITING_METRICS)
+    under_way: Counter[str] = Counter()  # by network
 
-    def expose(request: Request) -> Response:  # not async, so it runs in a thread: it takes a while
+    async def expose(request: Request) -> Response:
+        network = network_of(request.client.host if request.client else "")
+        if under_way[network] >= METRICS_OF_A_NETWORK:
+            text = f"{METRICS_OF_A_NETWORK} requests for /metrics from {network} wait; ask again in {RETRY_SECONDS:g} s"
+            raise QueueFullError(text, RETRY_SECONDS)
+        under_way[network] += 1
+        try:
+            return await pool.run(lambda: respond(request))
+        finally:
+            under_way[network] -= 1
+            if not under_way[network]:
+                del under_way[network]
+
+    def respond(request: Request) -> Response:
         names = request.query_params.getlist("name[]")[:MOST_NAMES]
         per_head = request.query_params.get("attention") == "head"
         text, content_type = metrics.text(request.headers.get("accept", ""), names, per_head=per_head)

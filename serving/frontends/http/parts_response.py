@@ -1,4 +1,4 @@
-"""`PartsResponse`: responses that are a list of parts, thoughts, texts and calls, each with its own events."""
+"""`PartsResponse`: responses made of parts (reasoning, texts and calls), each with events of its own."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,11 @@ REASONING, TEXT = "reasoning", "text"
 
 
 class PartsResponse(ResponseBuilder):
-    """Of one completion. Events are dictionaries with a `type`."""
+    """The builder of a response that is a list of parts (reasoning, text, tool calls), for one completion.
+
+    `/v1/messages` and `/v1/responses` have such responses. The parser splits the completion into parts, and subclasses
+    write a part in their API's form. `parts` has the complete parts. Events of a stream are dictionaries with a `type`.
+    """
 
     whole_object = chunk_object = ""
     last_frame = ""
@@ -24,21 +28,21 @@ class PartsResponse(ResponseBuilder):
     def __init__(
         self, request_id: str, model: str, texts: TokenTexts, parser: Callable[[], MessageParser], prompt_tokens: int
     ) -> None:
-        """`parser` makes what takes the completion apart."""
+        """Call `parser` once, for the parser that splits the completion into reasoning, text and tool calls."""
         super().__init__(request_id, model, texts, Extras())
         self.model = model
         self.prompt_tokens = prompt_tokens
         self._parser = parser()
         self._open: str | None = None  # the kind of the part that grows
-        self.text = ""  # of that part
-        self.parts: list[dict[str, Any]] = []  # complete ones
+        self.text = ""  # of the part that grows
+        self.parts: list[dict[str, Any]] = []  # the complete parts
 
     def frame(self, data: dict[str, Any]) -> str:
-        """See `ResponseBuilder`."""
+        """Return an event as the text of a server-sent event, whose name is the event's `type`."""
         return f"event: {data['type']}\ndata: {compact_json(data, 0)}\n\n"
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """See `ResponseBuilder`."""
+        """Return the body of a response that is no stream, for the only completion."""
         (completion,) = completions
         self._add(self._parser.push(completion.text))
         self._end(completion.finish_reason)
@@ -50,15 +54,15 @@ class PartsResponse(ResponseBuilder):
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
-        """See `ResponseBuilder`."""
+        """Return the events with which a stream begins, before any part."""
         return self.opening()
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:  # noqa: ARG002
-        """See `ResponseBuilder`."""
+        """Return the events of new text: of parts that begin, grow or end in it."""
         return self._add(self._parser.push(event.text))
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:  # noqa: ARG002
-        """See `ResponseBuilder`."""
+        """Return the events of the text that the parser held back, and the last events of the response."""
         return [*self._end(event.reason), *self.closing(event.reason, event.matched, event.usage)]
 
     def _add(self, parts: MessageParts) -> list[dict[str, Any]]:
@@ -93,28 +97,31 @@ class PartsResponse(ResponseBuilder):
 
     @abstractmethod
     def opening(self) -> list[dict[str, Any]]:
-        """The first events."""
+        """Return the events with which a stream begins, before any part."""
 
     @abstractmethod
     def part_begins(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a new thought or text."""
+        """Return the events that begin a part; `kind` is "reasoning" or "text"."""
 
     @abstractmethod
     def part_grows(self, kind: str, text: str) -> dict[str, Any]:
-        """The event of more of it."""
+        """Return the event that appends `text` to the part that is open, of the kind "reasoning" or "text"."""
 
     @abstractmethod
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """The events of its end; it is added to `parts`."""
+        """Append the open part, whose whole text is `text`, to `parts`, and return the events that end it.
+
+        `kind` is "reasoning" or "text".
+        """
 
     @abstractmethod
     def tool_call(self, call: ToolCall) -> list[dict[str, Any]]:
-        """The events of a call, which comes as a whole; it is added to `parts`."""
+        """Append a tool call, which comes as a whole and not in pieces, to `parts`, and return its events."""
 
     @abstractmethod
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """The last events."""
+        """Return the events with which a stream ends, after all parts."""
 
     @abstractmethod
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:
-        """The body of a response that is no stream."""
+        """Return the JSON body of a response that is no stream, with `parts` in it."""

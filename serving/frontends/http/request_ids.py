@@ -14,13 +14,13 @@ VALID = re.compile(r"[!-~]{1,128}")
 
 
 class RequestIdMiddleware:
-    """Gives every response the id that its request came with, or a random one."""
+    """ASGI middleware that gives every response the id that its request came with, or a random id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Serve a request, and add the header `x-request-id` to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -38,7 +38,10 @@ class RequestIdMiddleware:
 
 
 def request_id_of(scope: Scope, own: str = "") -> tuple[str, str]:
-    """The id of a request for its client, `own` if the body has one, and the engine's, which is unique."""
+    """Return the id of a request for its client (`own` if the body has one) and the id for the engine, which is unique.
+
+    An id that the client chose gets a random end for the engine.
+    """
     request_id, given = scope.get(STATE) or (new_request_id(), False)
     if own:
         request_id, given = own, True

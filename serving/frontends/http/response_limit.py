@@ -7,25 +7,27 @@ from sharp.serving.api.request import GenerateRequest
 from sharp.serving.engine.guide import GUIDE_BYTES
 from sharp.serving.engine.model_folder import MAX_PROMPT_LOGPROBS
 
-# Of prompts that a response that is no stream repeats with further completions, in text or as ids: some 12 MB of JSON.
+# Tokens of prompts that a response which is no stream repeats with further completions, as text or ids: some 12 MB of
+# JSON.
 MOST_REPEATED_TOKENS = 2**20
-# Of all completions of a response that is no stream, which is in memory until it is complete: 150 MB at most, by
+# Tokens of all completions of a response that is no stream, which is in memory until it is complete: at most 150 MB, by
 # estimate.
 MOST_WHOLE_TOKENS = 2**20
 
 
 class ResponseLimit:
-    """Holds all logprobs of one response to the limit of one prompt's, and its tokens to limits of their own.
+    """The limits of one response. All its logprobs have the limit of one prompt's, and its tokens limits of their own.
 
-    Every completion repeats those of its prompt, and a response that is no stream (`whole`) is held in memory until it
-    is complete. The new ones of a stream are bounded by what may wait for its reader.
+    Every completion repeats the logprobs of its prompt, and a response that is no stream (`whole`) is held in memory
+    until it is complete. The new logprobs of a stream are bounded by the number of messages that may wait for its
+    reader.
     """
 
     def __init__(self, *, whole: bool, prompts: int = 1, repeated_by: str = "") -> None:
-        """`repeated_by` is the field that makes every completion begin with its prompt, if one does."""
+        """Start a response to `prompts`; `repeated_by` is the field that repeats each prompt in its completions."""
         self._whole = whole
         self._guides = prompts
-        self._prompts = prompts  # that were not added yet
+        self._prompts = prompts  # the number of prompts that were not added yet
         self._new = 0
         self._repeated_by = repeated_by
         self._repeated = 0
@@ -33,10 +35,12 @@ class ResponseLimit:
         self._numbers = 0
 
     def add(self, request: GenerateRequest) -> GenerateRequest:
-        """Count what the completions of a prompt may have; one without `max_tokens` ends where the limit is.
+        """Count what the completions of a prompt may have, and return the request.
+
+        A completion without `max_tokens` ends where the limit is.
 
         Raises:
-            FieldError: with those before they are too many.
+            FieldError: with the prompts before, the completions may have too many tokens or logprobs.
         """
         params = request.params
         self._check_guides(request)
@@ -66,7 +70,11 @@ class ResponseLimit:
         return request
 
     def _check_guides(self, request: GenerateRequest) -> None:
-        """Refuse the first prompt already, where no waiting makes room for the guides of all."""
+        """Refuse the first prompt already if the guides of all are too large, because waiting makes no room.
+
+        Raises:
+            FieldError: the guides of all prompts take more than `GUIDE_BYTES`.
+        """
         guided, guide = request.params.guided, request.guide
         if guided is not None and guide is not None and self._guides * guide.size > GUIDE_BYTES:
             message = f"of {self._guides} prompts takes {self._guides * guide.size >> 20} MB"
@@ -93,6 +101,6 @@ class ResponseLimit:
 
 
 def _ending(request: GenerateRequest, room: int) -> GenerateRequest:
-    """`request` with completions of at most `room` tokens, but as many as it must have."""
+    """Return `request` with completions of at most `room` tokens, but at least as many as it must have."""
     most = max(room, request.params.min_tokens, 1)
     return replace(request, max_new_tokens=min(request.max_new_tokens, most))

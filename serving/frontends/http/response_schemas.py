@@ -1,4 +1,4 @@
-"""What responses hold, as JSON schemas of `/openapi.json`: the fields that every one has; some have more."""
+"""JSON schemas of responses for `/openapi.json`: the fields that all responses of a kind have; some have more."""
 
 from typing import Any
 
@@ -10,22 +10,22 @@ JSON, EVENTS, PLAIN = "application/json", "text/event-stream", "text/plain"
 
 
 def record(**fields: Schema) -> Schema:
-    """An object with at least these fields."""
+    """Return the schema of an object with at least these fields."""
     return {"type": "object", "properties": fields, "required": list(fields)}
 
 
 def listed(entry: Schema) -> Schema:
-    """A list of such entries."""
+    """Return the schema of a list of such entries."""
     return {"type": "array", "items": entry}
 
 
 def optional(schema: Schema) -> Schema:
-    """Such a value, or null."""
+    """Return the schema of such a value or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def constant(value: str) -> Schema:
-    """Always this text."""
+    """Return the schema of a value that is always this text."""
     return {"const": value}
 
 

@@ -10,7 +10,7 @@ from sharp.serving.frontends.http.token_texts import TokenTexts
 from sharp.serving.text.chat_forms import MessageParser
 from sharp.serving.text.tool_calls import ToolCall
 
-# The fields of a request that its response repeats, and what they are where the request does not say it.
+# The fields of a request that its response repeats, with their values if the request does not set them.
 REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -24,12 +24,13 @@ REPEATED: dict[str, Any] = {
     "tools": [],
     "top_p": 1.0,
     "truncation": "disabled",
-    "user": None,
 }
+# Fields of a request that the response has only if the request has them.
+REPEATED_IF_SET = ("user",)
 
 
 class ResponsesResponse(PartsResponse):
-    """A response whose parts are items: reasoning, a message, calls of functions."""
+    """The builder of the response of OpenAI's `/v1/responses`: a list of items (reasoning, message, function call)."""
 
     prefix = "resp"
 
@@ -42,13 +43,16 @@ class ResponsesResponse(PartsResponse):
         prompt_tokens: int,
         settings: Mapping[str, Any],
     ) -> None:
-        """`settings` are the fields of the request."""
+        """Take the fields of the request as `settings`."""
         super().__init__(request_id, model, texts, parser, prompt_tokens)
         self._id = f"resp_{request_id}"
         self._created = int(time.time())
         self._settings = {
             name: unset if (value := settings.get(name)) is None else value for name, unset in REPEATED.items()
-        }
+        } | {name: settings[name] for name in REPEATED_IF_SET if settings.get(name) is not None}
+        text = self._settings["text"]
+        stated = {name: value for name, value in (text.get("format") or {}).items() if value is not None}
+        self._settings["text"] = {**text, "format": stated or REPEATED["text"]["format"]}
         self._numbers = 0
         self._items = 0
 
@@ -73,7 +77,7 @@ class ResponsesResponse(PartsResponse):
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Return the events `response.created` and `response.in_progress`."""
         response = self._response("in_progress", None)
         return [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
 
@@ -86,7 +90,7 @@ class ResponsesResponse(PartsResponse):
         return self._item_id
 
     def part_begins(self, kind: str) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Return the events that begin an item; `kind` is "reasoning" or "text" (a message)."""
         item = _item(kind, self._new_id("rs" if kind == REASONING else "msg"), "in_progress", None)
         return [
             self._event("response.output_item.added", output_index=len(self.parts), item=item),
@@ -94,12 +98,12 @@ class ResponsesResponse(PartsResponse):
         ]
 
     def part_grows(self, kind: str, text: str) -> dict[str, Any]:
-        """See `PartsResponse`."""
+        """Return the event that appends `text` to the open item of reasoning or text."""
         logprobs: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
         return self._event(f"response.{_content_name(kind)}.delta", **self._position(), delta=text, **logprobs)
 
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Append the open item of reasoning or text to the response's output, and return the events that end it."""
         logprobs: dict[str, Any] = {} if kind == REASONING else {"logprobs": []}
         item = _item(kind, self._item_id, "completed", text)
         events = [
@@ -111,7 +115,7 @@ class ResponsesResponse(PartsResponse):
         return events
 
     def tool_call(self, call: ToolCall) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Append an item `function_call` to the response's output, and return its events."""
         begun = {
             "id": self._new_id("fc"),
             "type": "function_call",
@@ -133,18 +137,18 @@ class ResponsesResponse(PartsResponse):
         return events
 
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """See `PartsResponse`."""
+        """Return the event `response.completed`, or `response.incomplete` for a completion that was cut off."""
         response = self.body(reason, matched, usage)
         return [self._event(f"response.{response['status']}", response=response)]
 
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:  # noqa: ARG002
-        """See `PartsResponse`."""
+        """Return the JSON body of a response that is no stream, with output, status and usage."""
         complete = reason is FinishReason.STOP
         if not complete and self.parts and self.parts[-1].get("status"):
             self.parts[-1]["status"] = "incomplete"
         counted = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -154,7 +158,7 @@ class ResponsesResponse(PartsResponse):
         return self._response("incomplete", counted, "max_output_tokens")
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """See `ResponseBuilder`."""
+        """Return the event of an error, from the body of an error response."""
         error = body["error"]
         return self._event("error", code=error["code"], message=error["message"], param=error["param"])
 
@@ -169,7 +173,7 @@ def _content(kind: str, text: str) -> dict[str, Any]:
 
 
 def _item(kind: str, item_id: str, status: str, text: str | None) -> dict[str, Any]:
-    """An item of the output; `text` is None while it has none."""
+    """Return an item of the output; `text` is None while the item has no content."""
     content = [] if text is None else [_content(kind, text)]
     if kind == REASONING:
         return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}

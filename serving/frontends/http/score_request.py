@@ -1,89 +1,48 @@
 """Scores of pairs of texts: `/v1/score` and `/v1/rerank`, as vLLM, Jina and Cohere have them.
 
-A cross-encoder reads both texts of a pair together. Of a model that makes embeddings, the score of a pair is the cosine
-of theirs.
+A cross-encoder reads both texts of a pair together. With a model that makes embeddings, the score of a pair is the
+cosine of the embeddings of its texts.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
-from sharp.plugins.manifest import Classification
-from sharp.serving.api.encoding import EncodeRequest
+from sharp.core.manifest import Classification
+from sharp.serving.api.encoding import EncodeRequest, Text
 from sharp.serving.api.errors import FieldError, InputError
-from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber, one_of
-from sharp.serving.encoder.folder import EncoderFolder
+from sharp.serving.engine.served_model import TextEncoder
 from sharp.serving.frontends.http.encoder_request import MOST_INPUTS, EncoderRequest, unit, usage
+from sharp.serving.frontends.json_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber, one_of
 
 TEXTS = one_of("a text or a list of texts")
 Texts = Annotated[str | Annotated[list[str], FAIL_FAST], TEXTS]
 
 
-class PairRequest(EncoderRequest):
-    """A request for the scores of pairs, one first text for all second texts or one for each."""
-
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """The first texts and the second ones; every route has its own fields for them."""
-        raise NotImplementedError
-
-    def encode_request(self, model: EncoderFolder, request_id: str) -> EncodeRequest:
-        """See `EncoderRequest`."""
-        first, second = self.pairs()
-        field = self.names[1]
-        for name, texts in zip(self.names, (first, second), strict=True):
-            if not texts:
-                raise FieldError(name, f"{name} is an empty list; give at least one text")
-            if len(texts) > MOST_INPUTS:
-                raise FieldError(name, f"{name} has {len(texts)} entries; the limit is {MOST_INPUTS}")
-        if len(first) not in (1, len(second)):
-            raise FieldError(field, f"{field} has {len(second)} texts for {len(first)} others; give one, or as many")
-        if model.embedding is not None:
-            return self._encode(request_id, field, texts=[*first, *second])
-        check_one_label(model)
-        each = first if len(first) == len(second) else first * len(second)
-        return self._encode(request_id, field, texts=list(zip(each, second, strict=True)))
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The fields of the first and the second texts; every route has its own."""
-        raise NotImplementedError
-
-    def scores(self, model: EncoderFolder, values: NDArray[np.float32]) -> list[float]:
-        """The score of each pair."""
-        if model.embedding is None:
-            assert model.manifest.classification is not None
-            logits = values[:, 0].astype(np.float64)
-            scored = activated(logits, model.manifest.classification, on=self.use_activation is not False)
-        else:
-            rows = unit(values)
-            first = len(self.pairs()[0])
-            scored = (rows[:first] * rows[first:]).sum(axis=1)
-        numbers: list[float] = scored.tolist()
-        return numbers
-
-
-class ScoreRequest(PairRequest):
+class ScoreRequest(EncoderRequest):
     """The body of `/v1/score`; each field has three names in vLLM."""
 
     text_1: Annotated[Texts, Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))]
     text_2: Annotated[Texts, Field(validation_alias=AliasChoices("text_2", "documents", "items", "data_2"))]
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """See `PairRequest`."""
-        return "text_1", "text_2"
+    def encode_request(self, model: TextEncoder, request_id: str) -> EncodeRequest:
+        """Return the pairs for a cross-encoder, or all texts for a model that makes embeddings.
 
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """See `PairRequest`."""
-        first, second = ([one] if isinstance(one, str) else one for one in (self.text_1, self.text_2))
-        return first, second
+        Raises:
+            InputError: the model gives no scores.
+            FieldError: there are no texts, too many, or not as many in `text_1` as in `text_2`.
+        """
+        first, second = (([texts] if isinstance(texts, str) else texts) for texts in (self.text_1, self.text_2))
+        return self._encode(request_id, "text_2", texts=inputs_of_pairs(model, {"text_1": first, "text_2": second}))
 
-    def body(self, model: EncoderFolder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """See `EncoderRequest`."""
-        scores = enumerate(self.scores(model, values))
+    def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+        """Return the body with the score of each pair."""
+        first = 1 if isinstance(self.text_1, str) else len(self.text_1)
+        scores = enumerate(scores_of_pairs(model, values, first, activate=self.use_activation is not False))
         return {
             "id": f"score-{request_id}",
             "object": "list",
@@ -95,12 +54,12 @@ class ScoreRequest(PairRequest):
 
 
 class Document(StrictMessage):
-    """A document as Jina and Cohere write it, too."""
+    """A document of a `/v1/rerank` request in the form of Jina and Cohere, an object with a text."""
 
     text: str
 
 
-class RerankRequest(PairRequest):
+class RerankRequest(EncoderRequest):
     """The body of `/v1/rerank`."""
 
     query: str
@@ -111,20 +70,26 @@ class RerankRequest(PairRequest):
     top_n: Annotated[WholeNumber, NULL_IS_UNSET] = 0
     return_documents: Flag = True
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """See `PairRequest`."""
-        return "query", "documents"
+    def encode_request(self, model: TextEncoder, request_id: str) -> EncodeRequest:
+        """Return the query with each document for a cross-encoder, or all texts for a model that makes embeddings.
 
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """See `PairRequest`."""
+        Raises:
+            InputError: the model gives no scores.
+            FieldError: there are no documents or too many, or `top_n` is negative.
+        """
         if self.top_n < 0:
             raise FieldError("top_n", f"top_n is {self.top_n}; it must be at least 0, which is all")
-        return [self.query], [one if isinstance(one, str) else one.text for one in self.documents]
+        inputs = inputs_of_pairs(model, {"query": [self.query], "documents": self._texts})
+        return self._encode(request_id, "documents", texts=inputs)
 
-    def body(self, model: EncoderFolder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """See `EncoderRequest`."""
-        scores, (_, documents) = self.scores(model, values), self.pairs()
+    @property
+    def _texts(self) -> list[str]:
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+    def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+        """Return the body with the `top_n` best documents, the best first."""
+        documents = self._texts
+        scores = scores_of_pairs(model, values, 1, activate=self.use_activation is not False)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self.top_n or None]
         return {
             "id": f"rerank-{request_id}",
@@ -141,11 +106,47 @@ class RerankRequest(PairRequest):
         }
 
 
-def check_one_label(model: EncoderFolder) -> None:
+def inputs_of_pairs(model: TextEncoder, fields: Mapping[str, list[str]]) -> list[Text]:
+    """Return the pairs for a cross-encoder, or the texts of both fields for a model that makes embeddings.
+
+    `fields` are the first and the second texts under the names that the request has for them; one first text is paired
+    with every second text.
+
+    Raises:
+        InputError: the model gives no scores.
+        FieldError: there are no texts, too many, or not as many first as second ones.
+    """
+    for name, texts in fields.items():
+        if not texts:
+            raise FieldError(name, f"{name} is an empty list; give at least one text")
+        if len(texts) > MOST_INPUTS:
+            raise FieldError(name, f"{name} has {len(texts)} entries; the limit is {MOST_INPUTS}")
+    (_, first), (field, second) = fields.items()
+    if len(first) not in (1, len(second)):
+        raise FieldError(field, f"{field} has {len(second)} texts for {len(first)} others; give one, or as many")
+    if model.embedding is not None:
+        return [*first, *second]
+    check_one_label(model)
+    return list(zip(first if len(first) == len(second) else first * len(second), second, strict=True))
+
+
+def scores_of_pairs(model: TextEncoder, values: NDArray[np.float32], first: int, *, activate: bool) -> list[float]:
+    """Return the score of each pair; `first` is the number of first texts among the embeddings in `values`."""
+    if model.embedding is None:
+        assert model.manifest.classification is not None
+        scored = activated(values[:, 0].astype(np.float64), model.manifest.classification, on=activate)
+    else:
+        rows = unit(values)
+        scored = (rows[:first] * rows[first:]).sum(axis=1)
+    numbers: list[float] = scored.tolist()
+    return numbers
+
+
+def check_one_label(model: TextEncoder) -> None:
     """Refuse a classifier whose logits are no score.
 
     Raises:
-        InputError: it has several labels.
+        InputError: the classifier has several labels.
     """
     head = model.manifest.classification
     if head is None or len(head.labels) != 1:
@@ -154,7 +155,7 @@ def check_one_label(model: EncoderFolder) -> None:
 
 
 def activated(logits: NDArray[np.float64], head: Classification, *, on: bool) -> NDArray[np.float64]:
-    """Scores of the logits of one label, as sentence-transformers makes them; the logits themselves where it is off."""
+    """Return the scores of one label's logits, as sentence-transformers makes them; the logits if not `on`."""
     if not on or head.activation == "identity":
         return logits
-    return 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, which softmax of one label is not
+    return 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid; the softmax of one label is always 1

@@ -1,4 +1,4 @@
-"""Writing responses, whole and as streams, as their events come."""
+"""Responses on their way to the client, whole or as streams."""
 
 import asyncio
 from collections import Counter
@@ -14,18 +14,23 @@ from sharp.serving.api.events import Delta, Event, Finished, FinishReason, Promp
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.computed_rows import CUT_SHORT, RETRY_SECONDS
+from sharp.serving.frontends.http.chat_request import TextRequest
 from sharp.serving.frontends.http.compact_json import compact_json
 from sharp.serving.frontends.http.errors import error_body
-from sharp.serving.frontends.http.openai_request import GenerationRequest
 from sharp.serving.frontends.http.openai_response import ResponseBuilder, usage_of
 from sharp.serving.frontends.service import EventStream
 
-PIECE_BYTES = 2**16  # handed over at once; the next waits until the client has taken what was before
+PIECE_BYTES = 2**16  # of a piece; the next piece waits until the client has taken the one before
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 async def completions(streams: list[EventStream[GenerateRequest]]) -> list[Completion]:
-    """The completions of all requests, each with its others."""
+    """Return the first completion of each request, which holds the others.
+
+    Raises:
+        UnavailableError: a completion was cancelled, because the server ends or the request was aborted.
+        SharpError: a request failed.
+    """
     builders = [CompletionBuilder(stream.request.params) for stream in streams]
     async with aclosing(_merged(streams)) as events:
         async for number, event in events:
@@ -36,12 +41,12 @@ async def completions(streams: list[EventStream[GenerateRequest]]) -> list[Compl
 async def send_whole(
     response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
 ) -> None:
-    """A response in one body. One with many logprobs takes seconds to write, and the event loop serves everyone."""
+    """Send a response in one body. Many logprobs take seconds to write, so a thread does it, not the event loop."""
     await send_json(await asyncio.to_thread(lambda: compact_json(response.whole(completions)).encode()), trace, send)
 
 
 async def send_json(body: bytes, trace: Mapping[str, str], send: Send) -> None:
-    """A response of JSON."""
+    """Send a response of JSON with status 200; `trace` are further headers."""
     headers = {"content-type": "application/json", "content-length": str(len(body)), **trace}
     await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
     await send_pieces(send, body)
@@ -49,13 +54,16 @@ async def send_json(body: bytes, trace: Mapping[str, str], send: Send) -> None:
 
 
 async def send_stream(
-    request: GenerationRequest,
+    request: TextRequest,
     params: SamplingParams,
     response: ResponseBuilder,
     streams: list[EventStream[GenerateRequest]],
     send: Send,
 ) -> None:
-    """A response as server-sent events."""
+    """Send a response as server-sent events, with status 200.
+
+    A SharpError of a stream is not raised but sent as the last event, because the status is sent already.
+    """
     await send(
         {"type": "http.response.start", "status": 200, "headers": raw_headers({**SSE_HEADERS, **streams[0].headers})}
     )
@@ -82,13 +90,13 @@ async def send_stream(
         if request.counts_stream:
             prompts = [usages[number * params.n] for number in range(len(streams))]
             await _send_data(send, response, response.usage(usage_of(prompts, usages.values())))
-    except SharpError as error:  # the status is sent already
+    except SharpError as error:  # the status is sent already, so the error is an event
         await _send_data(send, response, response.failed(error_body(error)[1]))
     await send({"type": "http.response.body", "body": response.last_frame.encode(), "more_body": False})
 
 
 class RunningUsage:
-    """The usage so far in every chunk: vLLM's `continuous_usage_stats`."""
+    """The usage so far, which every chunk of a stream has with vLLM's `continuous_usage_stats`."""
 
     def __init__(self, streams: list[EventStream[GenerateRequest]], n: int) -> None:
         self._prompts = [len(stream.request.prompt_ids) for stream in streams]
@@ -96,11 +104,11 @@ class RunningUsage:
         self._generated: Counter[int] = Counter()
 
     def add(self, choice: int, event: Delta) -> None:
-        """Count the tokens of a choice."""
+        """Add the new tokens of `event` to the usage of the choice with this number."""
         self._generated[choice] += len(event.token_ids)
 
     def in_chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """The chunk with the tokens of its choice and of that one's prompt."""
+        """Return the chunk with the number of tokens of its choice and of the choice's prompt."""
         choice = chunk["choices"][0]["index"]
         prompt, generated = self._prompts[choice // self._n], self._generated[choice]
         usage = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
@@ -121,7 +129,7 @@ async def _send_start(
         for chunk in response.start(choice, prompt, event.logprobs):
             await _send_data(send, response, chunk if running is None else running.in_chunk(chunk))
         return
-    # The logprobs of a whole prompt take a while to write.
+    # The logprobs of a whole prompt take a while to write, which would block the event loop.
     for chunk in await asyncio.to_thread(response.start, choice, prompt, event.logprobs):
         text = await asyncio.to_thread(compact_json, chunk)
         await send_pieces(send, f"data: {text}\n\n".encode())
@@ -132,18 +140,18 @@ async def _send_data(send: Send, response: ResponseBuilder, data: dict[str, Any]
 
 
 async def send_pieces(send: Send, body: bytes) -> None:
-    """Send a part of a body, so that nothing large waits for the client."""
+    """Send a part of a body in pieces, so that nothing large waits for the client."""
     for start in range(0, len(body), PIECE_BYTES):
         await send({"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True})
 
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI has them."""
+    """Return headers in the form that ASGI has for them."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 async def _merged(streams: list[EventStream[GenerateRequest]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """(number of the stream, event) of all streams as they come.
+    """Yield the events of all streams as they come, each with the number of its stream.
 
     Raises:
         UnavailableError: a completion was cancelled; OpenAI's API has no other way to say so.
@@ -169,7 +177,10 @@ async def _merged(streams: list[EventStream[GenerateRequest]]) -> AsyncGenerator
 
 
 async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, and cancel it when the client goes. The body must have been read."""
+    """Run `work`, and cancel it when the client disconnects. The request's body must have been read before.
+
+    An error of `work` is raised. After a disconnection the function returns once `work` has ended.
+    """
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -183,5 +194,5 @@ async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) 
     finally:
         for task in tasks:
             task.cancel()
-        # What the request ran is ended when this returns; its error was raised above.
+        # Wait for the tasks, so that all work of the request has ended on return. Its error was raised above.
         await asyncio.gather(*tasks, return_exceptions=True)

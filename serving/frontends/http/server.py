@@ -14,32 +14,41 @@ from sharp.serving.api.errors import UnavailableError
 from sharp.serving.config import ServerConfig
 from sharp.serving.frontends.http.connections import Admission, Connections
 from sharp.serving.frontends.http.errors import error_response
-from sharp.serving.frontends.http.protocol import Protocol, health_only
+from sharp.serving.frontends.http.protocol import HEADER_BYTES, Protocol, health_only
+from sharp.serving.observability.refusals import Refusals
 from sharp.serving.security.address import listen
+from sharp.serving.security.open_access import HTTP_PROBES
 from sharp.serving.security.tls import Tls
 
 logger = logging.getLogger(__name__)
 
 LAST_MESSAGES_SECONDS = 1
 BACKLOG = 1024
-HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready", "/metrics")
+HEALTH_PATHS = (*HTTP_PROBES, "/metrics")
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_RETRY_SECONDS = 0.1
-ENDED_SECONDS = 0.02  # where another connection has made room; so long has the new one to send its request
-HEADER_BYTES = 2**15
+ENDED_SECONDS = 0.02  # the pause after a connection was closed to make room, in which the new one may send
 TOO_MANY = "the server has {most} connections, the limit; try again in 1 s"
 
 
 class HttpServer:
-    """Serves an application from start to stop."""
+    """An HTTP server of one ASGI application on one port: `start` accepts connections, `stop` ends them."""
 
     def __init__(
-        self, app: Starlette, config: ServerConfig, port: int, tls: Tls | None = None, name: str = "--http-port"
+        self,
+        app: Starlette,
+        config: ServerConfig,
+        port: int,
+        tls: Tls | None = None,
+        name: str = "--http-port",
+        refusals: Refusals | None = None,
     ) -> None:
-        """Bind the port, a setting of that `name`; with `tls`, for HTTPS.
+        """Bind the port, which messages call by its setting's `name`; with `tls`, serve HTTPS.
+
+        `refusals` counts refused connections and requests; without it none are counted.
 
         Raises:
-            InputError: the address cannot be bound.
+            InputError: the address cannot be bound, or a file of `tls` cannot be used.
         """
         self._socket = listen(config.host, port, name)
         self.port = int(self._socket.getsockname()[1])
@@ -50,16 +59,17 @@ class HttpServer:
             log_config=None,
             log_level="warning",
             access_log=False,
-            # A time longer than the 60 seconds for which proxies keep idle connections is best: the side that closes
-            # first must be theirs, or a request that they send just then is lost.
-            timeout_keep_alive=config.idle_seconds,  # type: ignore[arg-type]  # a float serves as well
+            # This should be longer than the 60 seconds for which proxies keep idle connections. The proxy must close
+            # first, because a request that it sends while the server closes is lost.
+            timeout_keep_alive=config.idle_seconds,  # type: ignore[arg-type]  # uvicorn takes a float as well
             timeout_graceful_shutdown=LAST_MESSAGES_SECONDS,
             h11_max_incomplete_event_size=HEADER_BYTES,
+            proxy_headers=False,  # a client may write anything there
         )
         uvicorns.load()
         if tls is not None:
             uvicorns.ssl = tls.http_context()
-        self._server = _Server(uvicorns, config)
+        self._server = _Server(uvicorns, config, refusals)
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -70,7 +80,7 @@ class HttpServer:
         started.cancel()
 
     async def stop(self) -> None:
-        """End; what still runs has a moment to send its last messages."""
+        """Stop the server; requests that still run have a moment to send their last messages."""
         self._server.should_exit = True
         if self._serving:
             await self._serving
@@ -78,16 +88,17 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections within limits, says when it listens, and leaves signals to the process, which it is part of.
+    """A uvicorn server that limits its connections, says when it listens, and leaves signals to the process.
 
-    asyncio's own acceptor takes all connections, and without a descriptor it tries, and logs, thousands of times a
-    second.
+    asyncio's own acceptor takes all connections, and without a free file descriptor it tries, and logs, thousands of
+    times a second.
     """
 
-    def __init__(self, config: uvicorn.Config, limits: ServerConfig) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ServerConfig, refusals: Refusals | None) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
         self._limits = limits
+        self._refusals = refusals
         self._connections = Connections(limits.max_connections)
         self._accepting: set[asyncio.Task[None]] = set()
         refusal = error_response(UnavailableError(TOO_MANY.format(most=limits.max_connections), 1.0))
@@ -99,24 +110,24 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start accepting connections."""
         self.servers = []
-        for one in sockets or ():
-            one.setblocking(False)
-            one.listen(BACKLOG)
-            self._listen(one)
+        for listener in sockets or ():
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            self._listen(listener)
         self.started = True
         self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and end what there is."""
-        for one in sockets or ():
-            asyncio.get_running_loop().remove_reader(one)
+        """Accept no more connections, and end the open ones."""
+        for listener in sockets or ():
+            asyncio.get_running_loop().remove_reader(listener)
         for task in self._accepting:
             task.cancel()
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none."""
+        """Return a context that does nothing, because Sharp's process handles signals, not uvicorn."""
         yield
 
     def _listen(self, listening: socket.socket) -> None:
@@ -125,18 +136,20 @@ class _Server(uvicorn.Server):
 
     def _accept(self, listening: socket.socket) -> None:
         try:
-            accepted, _ = listening.accept()
+            accepted, address = listening.accept()
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:
                 logger.warning("a connection cannot be accepted: %s; the oldest idle one is closed", error.strerror)
-                seconds = ENDED_SECONDS if self._connections.end_oldest() else ACCEPT_RETRY_SECONDS
+                seconds = ENDED_SECONDS if self._connections.end_one() else ACCEPT_RETRY_SECONDS
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
                 loop.call_later(seconds, self._listen, listening)
-            return  # else the client has gone
+            return  # after any other error the client has gone
         accepted.setblocking(False)
         admission = self._connections.admit()
         if admission is not Admission.ALL:
+            if self._refusals is not None:
+                self._refusals.count("http", "503", "connections")
             logger.warning("there are %d connections, the limit; a new one is refused", self._limits.max_connections)
         if admission is Admission.NOTHING:
             accepted.close()
@@ -144,20 +157,20 @@ class _Server(uvicorn.Server):
         task = asyncio.get_running_loop().create_task(self._take(accepted, admission))
         self._accepting.add(task)
         task.add_done_callback(self._accepting.discard)
-        self._connections.waits(task, task.cancel)
+        self._connections.waits(task, task.cancel, host=address[0])
 
     async def _take(self, accepted: socket.socket, admission: Admission) -> None:
         """Serve a connection, which with TLS begins with a handshake."""
 
         def protocol() -> Protocol:
             uvicorns = {"config": self.config, "server_state": self.server_state, "app_state": {}, "_loop": loop}
-            return Protocol(self._limits, self._connections, self._apps[admission], **uvicorns)
+            return Protocol(self._limits, self._connections, self._apps[admission], self._refusals, **uvicorns)
 
         loop = asyncio.get_running_loop()
         seconds = None if self.config.ssl is None else self._limits.header_seconds
         try:
             await loop.connect_accepted_socket(protocol, accepted, ssl=self.config.ssl, ssl_handshake_timeout=seconds)
-        except OSError:  # it has gone, or is no client for this TLS
+        except OSError:  # the client has gone, or is none for this TLS
             accepted.close()
         except asyncio.CancelledError:
             accepted.close()

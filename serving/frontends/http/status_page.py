@@ -1,4 +1,4 @@
-"""The page at `/`, and what it shows: the state of the server now, as JSON."""
+"""The status page at `/`, and the state of the server that it shows, as JSON."""
 
 import time
 from pathlib import Path
@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharp.serving.api.attention import json_numbers
-from sharp.serving.encoder.folder import EncoderFolder
+from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.frontends.running import RunningModel
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.metrics.attention import AttentionModel
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT
-from sharp.serving.tensors.folder import TensorFolder
+from sharp.serving.text.chat_template import ChatTemplate
 
 
 def _page() -> str:
-    """The page with its style and scripts in it."""
+    """Return the page with its style and scripts in it."""
 
     def read(name: str) -> str:
         return (Path(__file__).with_name("page") / name).read_text(encoding="utf-8")
@@ -51,20 +51,29 @@ DIGITS = 4
 
 
 class LiveState:
-    """Reads the same numbers as `/metrics`. Attention is per head whatever the level of the series is."""
+    """The numbers that the status page polls: the model, counters and gauges of `/metrics`, and attention per head.
+
+    Attention is per head even if the setting `attention_metrics` is "layer".
+    """
 
     def __init__(self, running: RunningModel, metrics: Metrics) -> None:
         self._model = running.model
-        other_kind = isinstance(running.model, EncoderFolder | TensorFolder)
-        self._generates = not other_kind and running.model.tokenizer is not None
-        self._chat = running.template is not None
+        generator = running.model.abilities.generator
+        self._generates = generator is not None and running.model.tokenizer is not None
+        self._recommended = {} if generator is None else generator.sampling
+        default = SamplingParams()
+        self._sampling = {"temperature": default.temperature, "top_p": default.top_p, **self._recommended}
+        self._chat = isinstance(running.template, ChatTemplate)
         self._served_name = running.service.names[0]
         self._attention_refusal = running.attention.refusal
         self._counted = metrics.registry.restricted_registry(COUNTED)
         self._attention = running.metrics.attention
 
     def read(self) -> dict[str, Any]:
-        """The state now; `time` is in seconds from some moment in the past."""
+        """Return the numbers now, as a JSON object with the entries that the page's script reads.
+
+        `time` is in seconds of `time.monotonic`, so only differences of two readings have a meaning.
+        """
         manifest = self._model.manifest
         numbers = {
             sample.name.removeprefix("sharp_"): sample.value
@@ -83,6 +92,8 @@ class LiveState:
                 "generates": self._generates,
                 "chat": self._chat,
                 "attention_refusal": self._attention_refusal,
+                "sampling": self._sampling,
+                "sampling_source": manifest.sampling_source if self._recommended else None,
             },
             "numbers": numbers,
             "attention": None if self._attention is None else _attention(self._attention),
@@ -90,7 +101,7 @@ class LiveState:
 
 
 def _attention(model: AttentionModel) -> dict[str, Any]:
-    snapshot = model.heads.snapshot()  # without a flush: a second later is soon enough for eyes
+    snapshot = model.heads.snapshot()  # without a flush, because a delay of a second does no harm here
     recent = snapshot.recent
     state: dict[str, Any] = {
         "tokens": 0 if recent is None else recent.tokens,

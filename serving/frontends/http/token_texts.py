@@ -17,14 +17,14 @@ PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 @dataclass(frozen=True)
 class TokenText:
-    """One token.
+    """A single token as logprobs show it.
 
     Attributes:
-        text: what it is inside a text; parts of characters are U+FFFD.
-        name: the text, or of a token that is not whole characters its bytes as OpenAI writes them, or its id.
-        utf8: its bytes; None where they are not known.
-        characters: how many characters of a completion's text begin in it.
-        inside: it begins inside a character that a token before it began.
+        text: the token inside a text; parts of characters are U+FFFD.
+        name: the text; for a token that is not whole characters its bytes as OpenAI writes them, or its id.
+        utf8: the bytes; None if they are not known.
+        characters: the number of characters of a completion's text that begin in the token.
+        inside: whether the token begins inside a character that a token before it began.
     """
 
     text: str
@@ -35,15 +35,15 @@ class TokenText:
 
 
 class TokenTexts:
-    """The tokens of a model. Safe to share between threads."""
+    """The tokens of a model, safe to share between threads. `of(token_id)` returns a `TokenText`, from a cache."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        # A token takes three decodings, and logprobs name the same few again and again.
+        # A token takes three decodings, and logprobs name the same few tokens again and again.
         self.of: Callable[[int], TokenText] = lru_cache(CACHED_TOKENS)(self._read)
 
     def load(self) -> None:
-        """Read the vocabulary now: it takes a while, so not in the event loop."""
+        """Read the vocabulary now, and not later in the event loop, because that takes a while."""
         _ = self._parts
 
     @cached_property
@@ -51,7 +51,7 @@ class TokenTexts:
         return None if self._tokenizer is None else parts_of_characters(json.loads(self._tokenizer.to_json()))
 
     def named_by_ids(self) -> "TokenTexts":
-        """The same with names such as token_id:97."""
+        """Return a copy in which every token has a name such as token_id:97."""
         named = copy(self)
         named.of = lambda token_id: replace(self.of(token_id), text=(name := f"token_id:{token_id}"), name=name)
         return named
@@ -64,7 +64,7 @@ class TokenTexts:
         if INCOMPLETE in text:
             utf8 = None if self._parts is None else self._parts.get(token_id, utf8)
         name = f"token_id:{token_id}" if utf8 is None else _name(utf8)
-        if not self._tokenizer.decode([token_id, token_id]):  # special: no text has it
+        if not self._tokenizer.decode([token_id, token_id]):  # a special token, which no text has
             return TokenText(text, name, None if utf8 is None else list(utf8), 0, inside=False)
         if utf8 is None:
             return TokenText(text, name, None, len(text), inside=False)
@@ -80,9 +80,10 @@ def _name(utf8: bytes) -> str:
 
 
 def parts_of_characters(file: Mapping[str, Any]) -> Mapping[int, bytes] | None:
-    """The bytes of the tokens of a tokenizer file that are not whole characters.
+    """Return the bytes of the tokens of a tokenizer file that are not whole characters.
 
-    None if its decoder is neither ByteLevel nor ByteFallback: no other is known to have such tokens.
+    The result is None if the decoder is neither ByteLevel nor ByteFallback, because no other is known to have such
+    tokens.
     """
     decoder = file.get("decoder") or {}
     kinds = {step["type"] for step in decoder.get("decoders", [decoder]) if step}
@@ -105,7 +106,7 @@ def parts_of_characters(file: Mapping[str, Any]) -> Mapping[int, bytes] | None:
     return parts
 
 
-# GPT-2's: a byte that is no printable character of Latin-1 is shown as one from U+0100 on.
+# GPT-2's table of bytes, in which a byte that is no printable character of Latin-1 is a character from U+0100 on.
 _BYTES = {chr(byte): byte for byte in PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
 }
@@ -114,7 +115,7 @@ _BYTES = {chr(byte): byte for byte in PRINTABLE} | {
 def _byte_level(token: str) -> bytes:
     try:
         return bytes(_BYTES[letter] for letter in token)
-    except KeyError:  # text, as added tokens are
+    except KeyError:  # the token is plain text, as added tokens are
         return token.encode()
 
 

@@ -10,36 +10,36 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sharp.serving.api.errors import FieldError, SharpError
-from sharp.serving.api.sampling_fields import FAIL_FAST, NULL_IS_UNSET, Flag, StrictMessage, WholeNumber
-from sharp.serving.engine.model_folder import ModelFolder
+from sharp.serving.engine.served_model import ServedModel
+from sharp.serving.frontends.foreign_fields import OF_TOKENIZERS
 from sharp.serving.frontends.http.body import read_body
 from sharp.serving.frontends.http.conversation import ChatMessage, Conversation
 from sharp.serving.frontends.http.endpoint import Endpoint
 from sharp.serving.frontends.http.errors import error_response
-from sharp.serving.frontends.unsupported_fields import UNSUPPORTED
+from sharp.serving.frontends.http.origin import origin_of
+from sharp.serving.frontends.json_fields import NULL_IS_UNSET, Flag, RequestBody, TokenIds
 from sharp.serving.observability.request_log import refusals_logged
-from sharp.serving.observability.request_record import RequestOrigin
-from sharp.serving.text.chat_template import ChatTemplate
+from sharp.serving.text.chat_template import ChatTemplate, NoChatTemplate
 from sharp.serving.text.tokenizer import check_characters, check_token_ids, tokenize
 
-MOST_TOKENS = 2**16  # to decode at once, where the context is not longer
-MOST_ID_BYTES = 12  # of a token id, a comma and white space
+MOST_TOKENS = 2**16  # to decode at once, unless the context is longer
+MOST_ID_BYTES = 12  # a token id in JSON, with a comma and white space
 OF_MESSAGES = Conversation.model_fields.keys() - {"messages"}
 
 
-class TokenizerRequest(StrictMessage, ABC):
+class TokenizerRequest(RequestBody, ABC):
     """The body of a request that needs the tokenizer only."""
 
     model: Annotated[str, NULL_IS_UNSET] = ""
 
     @classmethod
     def most_bytes(cls, most: int, context_limit: int) -> int:  # noqa: ARG003
-        """The largest body that may be valid; that of any request has `most`."""
+        """Return the size of the largest body that may be valid; `most` is the limit of any request."""
         return most
 
     @abstractmethod
-    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
-        """The body of the response.
+    def respond(self, model: ServedModel, template: ChatTemplate | NoChatTemplate) -> dict[str, Any]:
+        """Return the body of the response.
 
         Raises:
             FieldError: a field cannot be used with this model.
@@ -47,26 +47,28 @@ class TokenizerRequest(StrictMessage, ABC):
 
 
 class TokenizeRequest(TokenizerRequest, Conversation):
-    """A text, or a conversation as in `/v1/chat/completions`: the tokens that a completion of it would read."""
+    """The body of `/tokenize`: a text, or a conversation as in `/v1/chat/completions`.
+
+    The response has the token ids that a completion of it would read.
+    """
+
+    foreign = OF_TOKENIZERS
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], NULL_IS_UNSET] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: Flag = False
-    # Of vLLM: this server's messages are text.
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    chat_template: Any = None
 
-    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:
-        """See `TokenizerRequest`."""
-        accepted, message = UNSUPPORTED["chat_template"]
-        if self.chat_template not in accepted:
-            raise FieldError("chat_template", message)
+    def respond(self, model: ServedModel, template: ChatTemplate | NoChatTemplate) -> dict[str, Any]:
+        """Return the token ids of the text or conversation, and their number.
+
+        Raises:
+            FieldError: a field cannot be used with this model.
+        """
         if (self.prompt is None) == (not self.messages):
             raise FieldError("prompt", "give either prompt or messages")
         if self.prompt is not None and (unused := self.model_fields_set & OF_MESSAGES):
-            raise FieldError(min(unused), f"{min(unused)} is for messages, and there is a prompt")
+            raise FieldError(min(unused), f"{min(unused)} is for messages, and there is a prompt; send one of both")
         text = self.rendered(template) if self.prompt is None else self.prompt
         check_characters(text, model.context_limit)
         special = self.prompt is not None if self.add_special_tokens is None else self.add_special_tokens
@@ -81,17 +83,24 @@ class TokenizeRequest(TokenizerRequest, Conversation):
 
 
 class DetokenizeRequest(TokenizerRequest):
-    """Token ids to decode."""
+    """The body of `/detokenize`: token ids, whose text is returned."""
 
-    tokens: Annotated[list[WholeNumber], FAIL_FAST]
+    tokens: TokenIds
 
     @classmethod
     def most_bytes(cls, most: int, context_limit: int) -> int:
-        """See `TokenizerRequest`."""
+        """Return the size of the largest body that may be valid, at most `most`.
+
+        `context_limit` is the model's context, which bounds how many tokens a request may decode (`most_tokens`).
+        """
         return min(most, MOST_ID_BYTES * (1 + most_tokens(context_limit)))
 
-    def respond(self, model: ModelFolder, template: ChatTemplate | None) -> dict[str, Any]:  # noqa: ARG002
-        """See `TokenizerRequest`."""
+    def respond(self, model: ServedModel, template: ChatTemplate | NoChatTemplate) -> dict[str, Any]:  # noqa: ARG002
+        """Return the text of the token ids.
+
+        Raises:
+            FieldError: the model has no tokenizer, or the ids are too many or outside the vocabulary.
+        """
         if model.tokenizer is None:
             raise FieldError("tokens", f"tokens have no text, as {model.manifest.name} has no tokenizer")
         limit = most_tokens(model.context_limit)
@@ -102,7 +111,7 @@ class DetokenizeRequest(TokenizerRequest):
 
 
 def most_tokens(context_limit: int) -> int:
-    """The most tokens that a request may decode."""
+    """Return the largest number of tokens that a request may decode."""
     return max(MOST_TOKENS, context_limit)
 
 
@@ -111,13 +120,13 @@ def tokenization(
     kind: type[TokenizerRequest],
     refusal: Callable[[SharpError], Response] = error_response,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The route for requests of a kind; `refusal` writes its errors."""
+    """Return the route for requests of a kind; `refusal` writes its errors."""
     service, template = endpoint.service, endpoint.template
 
     def respond(body: bytes) -> Response:
         request = endpoint.fields.parse(kind, body)
         service.check_model(request.model)
-        # Not Python's own encoder: of a million tokens it would keep the interpreter's lock for half a second.
+        # Python's own encoder would keep the interpreter's lock for half a second with a million tokens.
         return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
     async def route(request: Request) -> Response:
@@ -127,13 +136,14 @@ def tokenization(
             return refusal(error)
 
     async def counted(request: Request) -> Response:
-        logged = refusals_logged(RequestOrigin("http", dict(request.headers)), service.model.manifest.name)
+        origin = origin_of(request.scope)
+        logged = refusals_logged(origin, service.model.manifest.name)
         with logged, service.buffers.hold() as held:
             try:
                 await read_body(request, kind.most_bytes(endpoint.max_body_bytes, service.model.context_limit), held)
             except ClientDisconnect:
-                return Response()  # nobody reads it
-            # A long text takes a while, and the loop serves everyone.
-            return await service.parsing.run(lambda: respond(held.take()))
+                return Response()  # nobody reads this response
+            # A long text takes a while, which would block the event loop.
+            return await service.parsing.run(lambda: respond(held.take()), origin.client)
 
     return route

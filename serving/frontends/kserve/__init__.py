@@ -1,1 +1,1 @@
-"""KServe's protocol with Triton's tensor names: its messages, whatever carries them."""
+"""KServe's protocol with Triton's tensor names: its messages, over gRPC or HTTP alike."""

@@ -10,6 +10,7 @@ from sharp.kserve import grpc_service_pb2 as messages
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.api.sampling_params import SamplingParams
+from sharp.serving.frontends.foreign_fields import OF_KSERVE
 from sharp.serving.frontends.kserve.inference import TIMEOUT, read_parameters
 from sharp.serving.frontends.kserve.tensors import (
     CUMULATIVE_LOGPROB,
@@ -25,42 +26,22 @@ from sharp.serving.frontends.request_fields import RequestFields
 from sharp.serving.frontends.structured_outputs import NESTED
 from sharp.serving.frontends.unknown_fields import UnknownFields
 
-# Of vLLM's `SamplingParams`: no output of this protocol has what they are about.
-NO_EFFECT = ("logprobs", "flat_logprobs", "output_kind", "skip_clone", "skip_reading_prefix_cache", "extra_args")
-
 
 class InferenceFields(RequestFields):
     """The parameters of a request; numbers and flags may be written as strings, as Triton's clients do."""
 
     model_config = ConfigDict(strict=False)
-
-    use_beam_search: bool | None = None
-    detokenize: bool | None = None
-    lora_name: str | None = None
-    return_logprobs: bool | None = None
-    logprobs: Any = None
-    flat_logprobs: Any = None
-    output_kind: Any = None
-    skip_clone: Any = None
-    skip_reading_prefix_cache: Any = None
-    extra_args: Any = None
+    foreign = OF_KSERVE
 
     def params(self) -> SamplingParams:
-        """See `SamplingFields`."""
+        """Return the sampling parameters of one completion.
+
+        Raises:
+            FieldError: a field is out of range.
+        """
         if self.n not in (None, 1):
             raise FieldError("n", f"n is {self.n}; {TEXT_OUTPUT} holds one completion; send several requests")
-        if self.detokenize is False:
-            raise FieldError("detokenize", f"detokenize is false; {TEXT_OUTPUT} is a text")
-        if self.return_logprobs:
-            raise FieldError("return_logprobs", "return_logprobs is true; there is return_cumulative_logprob only")
-        if self.lora_name:
-            raise FieldError("lora_name", f"lora_name is {self.lora_name!r:.40}; this server has no adapters")
         return super().params()
-
-    @property
-    def without_effect(self) -> list[str]:
-        """See `UnsupportedFields`."""
-        return super().without_effect + [name for name in NO_EFFECT if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)
@@ -69,10 +50,10 @@ class InferenceRequest:
 
     Attributes:
         generate: the request to the engine.
-        fields: its parameters as the client wrote them.
+        fields: the parameters of the request as the client wrote them.
         stream: one response per piece of text instead of one for all.
         echo: the text begins with the prompt.
-        outputs: the names of the tensors that its responses have.
+        outputs: the names of the tensors that the responses have.
     """
 
     generate: GenerateRequest
@@ -83,7 +64,7 @@ class InferenceRequest:
 
 
 def read_request(request: messages.ModelInferRequest, unknown: UnknownFields) -> InferenceRequest:
-    """The request of a message; `unknown` is what happens to parameters that are not known.
+    """Return the request of a message; `unknown` is the policy for parameters that are not known.
 
     Raises:
         FieldError: a tensor or a parameter is missing, unknown, of another type or out of its range.
@@ -91,14 +72,13 @@ def read_request(request: messages.ModelInferRequest, unknown: UnknownFields) ->
     inputs = read_inputs(request)
     outputs = read_outputs(request, inputs)
     if TEXT_INPUT not in inputs:
-        raise FieldError(TEXT_INPUT, f"input {TEXT_INPUT!r} is missing")
+        raise FieldError(TEXT_INPUT, f"input {TEXT_INPUT!r} is missing; add the prompt as a BYTES tensor of this name")
     parameters = read_parameters(request)
     if (microseconds := parameters.pop(TIMEOUT, 0)) and isinstance(microseconds, int):
         parameters["time_limit_ms"] = -(-microseconds // 1000)
     fields = unknown.parse(InferenceFields, _as_json(inputs.get(SAMPLING_PARAMETERS), parameters))
-    unknown.note(fields.without_effect, "has no effect here")
     stream = bool(inputs.get(STREAM))
-    echo = not inputs.get(EXCLUDE_INPUT, stream)  # by default as in Triton's vLLM backend
+    echo = not inputs.get(EXCLUDE_INPUT, stream)  # the default is that of Triton's vLLM backend
     if stream and echo:
         raise FieldError(EXCLUDE_INPUT, f"{EXCLUDE_INPUT} is false; a stream has new text only")
     try:
@@ -120,12 +100,16 @@ def read_request(request: messages.ModelInferRequest, unknown: UnknownFields) ->
 
 
 def _as_json(sampling: str | bool | None, parameters: dict[str, Any]) -> bytes:
-    """The tensor of sampling parameters and the parameters of a message as one JSON object."""
+    """Return the tensor of sampling parameters and the parameters of a message as one JSON object.
+
+    Raises:
+        FieldError: the tensor or a parameter is no JSON object.
+    """
     field = SAMPLING_PARAMETERS
     try:
         given = {**json.loads(str(sampling or "{}")), **parameters}
         for nested in NESTED:
-            if isinstance(text := given.get(nested), str):  # as Triton's vLLM backend has it
+            if isinstance(text := given.get(nested), str):  # Triton's vLLM backend accepts a text of JSON
                 field = nested
                 given[nested] = json.loads(text)
         return json.dumps(given).encode()

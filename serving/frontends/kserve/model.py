@@ -1,4 +1,4 @@
-"""`KServeModel`: what KServe's protocol says of a model and asks of it, over gRPC and over HTTP."""
+"""`KServeModel`: the description of a model and its inference in KServe's protocol, over gRPC and HTTP."""
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
@@ -11,11 +11,14 @@ from sharp.serving.frontends.kserve.own_tensors import TensorInference
 from sharp.serving.frontends.kserve.statistics import Statistics
 from sharp.serving.frontends.kserve.text_inference import TextInference
 from sharp.serving.frontends.service import GenerationService
+from sharp.serving.observability.refusals import note_reason
 from sharp.serving.observability.request_log import refusals_logged
 from sharp.serving.observability.request_record import RequestOrigin
-from sharp.serving.tensors.folder import TensorFolder
 
 logger = logging.getLogger(__name__)
+
+# The status that is counted for a refused request of a stream: the call goes on with other requests and has none yet.
+IN_STREAM = "in-stream"
 
 CONFIG_TYPES = {
     "BYTES": messages.TYPE_STRING,
@@ -29,24 +32,24 @@ class KServeModel:
     """A model as KServe's protocol sees it: its tensors, its statistics, and inference."""
 
     def __init__(self, service: GenerationService, models: Sequence[str] = ()) -> None:
-        """`models` are the names of all that the cluster serves, where it serves more than that of `service`."""
+        """Describe the model of `service`; `models` are the names of all that the cluster serves, if more."""
         self._service = service
         self.name = service.model.manifest.name
         self._models = models or (self.name,)
         self._statistics = Statistics()
-        folder = service.model
+        tensors = service.model.abilities.tensors
         self._inference: Inference = (
-            TensorInference(service, folder, self._statistics)
-            if isinstance(folder, TensorFolder)
-            else TextInference(service, self._statistics)
+            TextInference(service, self._statistics)
+            if tensors is None
+            else TensorInference(service, tensors, self._statistics)
         )
 
     def metadata(self) -> messages.ModelMetadataResponse:
-        """The tensors of the model."""
+        """Return the model's name and version, and the names, datatypes and shapes of its input and output tensors."""
 
         def described(tensors: Sequence[TensorKind]) -> list[messages.ModelMetadataResponse.TensorMetadata]:
             tensor = messages.ModelMetadataResponse.TensorMetadata
-            return [tensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
+            return [tensor(name=kind.name, datatype=kind.datatype, shape=kind.shape) for kind in tensors]
 
         return messages.ModelMetadataResponse(
             name=self.name,
@@ -57,79 +60,93 @@ class KServeModel:
         )
 
     def configuration(self) -> messages.ModelConfigResponse:
-        """The tensors of the model, and whether a request may have several responses."""
+        """Return the tensors of the model, and whether a request may have several responses."""
         config = messages.ModelConfig(
             name=self.name,
             platform="sharp",
             backend="sharp",
             input=[
                 messages.ModelInput(
-                    name=one.name, data_type=CONFIG_TYPES[one.datatype], dims=one.shape, optional=one.optional
+                    name=kind.name, data_type=CONFIG_TYPES[kind.datatype], dims=kind.shape, optional=kind.optional
                 )
-                for one in self._inference.inputs
+                for kind in self._inference.inputs
             ],
             output=[
-                messages.ModelOutput(name=one.name, data_type=CONFIG_TYPES[one.datatype], dims=one.shape)
-                for one in self._inference.outputs
+                messages.ModelOutput(name=kind.name, data_type=CONFIG_TYPES[kind.datatype], dims=kind.shape)
+                for kind in self._inference.outputs
             ],
             model_transaction_policy=messages.ModelTransactionPolicy(decoupled=self._inference.decoupled),
         )
         return messages.ModelConfigResponse(config=config)
 
     def statistics(self) -> messages.ModelStatisticsResponse:
-        """How many requests came by this protocol, and how long they took."""
+        """Return the number of requests that came by this protocol, and how long they took."""
         return messages.ModelStatisticsResponse(model_stats=[self._statistics.message(self.name, VERSION)])
 
     def repository(self) -> messages.RepositoryIndexResponse:
-        """The models that there are; one that is not loaded is loaded by the first request for it."""
+        """Return the names of all served models, each as READY. A model that is not loaded is loaded when requested."""
         index = messages.RepositoryIndexResponse.ModelIndex
         return messages.RepositoryIndexResponse(
             models=[index(name=name, version=VERSION, state="READY") for name in self._models]
         )
 
     async def infer(self, request: messages.ModelInferRequest, origin: RequestOrigin) -> messages.ModelInferResponse:
-        """Compute, and respond with all of it."""
+        """Run a request, and return its whole response.
+
+        Raises:
+            NotFoundError: there is no such model or version.
+            FieldError: a tensor or a parameter cannot be used.
+            SharpError: the request was refused or failed.
+        """
         with self._statistics.measured():
             with refusals_logged(origin, self.name):
-                read = await self._service.parsing.run(lambda: self._read(request, streams=False))
+                read = await self._service.parsing.run(lambda: self._read(request, streams=False), origin.client)
             return await self._inference.whole(request.id, read, origin)
 
     async def stream_responses(
         self, request: messages.ModelInferRequest, origin: RequestOrigin
     ) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
-        """The messages of a stream for one request, its error included."""
+        """Yield the messages of a stream for one request, including that of its error."""
         try:
-            with self._statistics.measured():
-                async with aclosing(self.responses(request, origin)) as responses:
-                    async for one in responses:
-                        yield messages.ModelStreamInferResponse(infer_response=one)
+            async with aclosing(self.responses(request, origin)) as responses:
+                async for response in responses:
+                    yield messages.ModelStreamInferResponse(infer_response=response)
         except Exception as error:
             if not isinstance(error, SharpError):
                 logger.exception("a request of ModelStreamInfer failed")
+            elif (current := note_reason(error)) is not None:
+                current.refused(IN_STREAM)
             yield stream_error(request, str(error) if isinstance(error, SharpError) else SERVER_FAILED, self.name)
 
     async def responses(
         self, request: messages.ModelInferRequest, origin: RequestOrigin
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        """Compute, and respond as it comes, or with all of it if the request asks for no stream."""
-        with refusals_logged(origin, self.name):
-            read = await self._service.parsing.run(lambda: self._read(request, streams=True))
-        async with aclosing(self._inference.responses(request.id, read, origin)) as responses:
-            async for one in responses:
-                yield one
+        """Run a request and yield its responses as they come, or one whole response if it asks for no stream.
+
+        Raises:
+            NotFoundError: there is no such model or version.
+            FieldError: a tensor or a parameter cannot be used.
+            SharpError: the request was refused or failed.
+        """
+        with self._statistics.measured():
+            with refusals_logged(origin, self.name):
+                read = await self._service.parsing.run(lambda: self._read(request, streams=True), origin.client)
+            async with aclosing(self._inference.responses(request.id, read, origin)) as responses:
+                async for response in responses:
+                    yield response
 
     def _read(self, request: messages.ModelInferRequest, *, streams: bool) -> object:
         self.check(request.model_name, request.model_version)
         return self._inference.read(request, streams=streams)
 
     def check(self, name: str, version: str) -> None:
-        """Raise NotFoundError unless the model is served in this version."""
+        """Raise NotFoundError unless the model `name` is served in this version."""
         self._service.check_model(name)
         if version not in ("", VERSION):
             raise NotFoundError(f"model {name!r} has no version {version!r}; it has version {VERSION!r}")
 
 
 def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:
-    """The response of a stream to a request that failed."""
+    """Return the message of a stream for a request that failed."""
     failed = messages.ModelInferResponse(model_name=model, id=request.id)
     return messages.ModelStreamInferResponse(error_message=message, infer_response=failed)

@@ -1,4 +1,4 @@
-"""`TensorInference`: a model's own tensors in, its output out."""
+"""`TensorInference`: inference with a model's own input and output tensors."""
 
 import asyncio
 import math
@@ -8,56 +8,67 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sharp.core.manifest import Port
 from sharp.kserve import grpc_service_pb2 as messages
-from sharp.plugins.manifest import Port
 from sharp.serving.api.errors import FieldError, TimeLimitError
 from sharp.serving.api.request import new_request_id
 from sharp.serving.api.tensors import TensorRequest
+from sharp.serving.engine.served_model import TensorFunction
 from sharp.serving.frontends.computed_rows import computed_rows
 from sharp.serving.frontends.kserve.inference import FINAL, TIMEOUT, VERSION, TensorKind, read_parameters
 from sharp.serving.frontends.kserve.statistics import Statistics
 from sharp.serving.frontends.service import GenerationService
 from sharp.serving.observability.request_record import RequestOrigin
-from sharp.serving.tensors.folder import FLOAT32, TensorFolder
+from sharp.serving.tensors.folder import FLOAT32
 
 DATATYPE = "FP32"
 
 
 @dataclass(frozen=True)
 class OwnTensors:
-    """The inputs of a request, and the seconds after which its client gives up, if it says so."""
+    """The inputs of a request, and the seconds after which its client gives up (None: never)."""
 
     inputs: Mapping[str, NDArray[np.float32]]
     seconds: float | None
 
 
 class TensorInference:
-    """See `Inference`."""
+    """The `Inference` of models whose inputs are tensors of numbers, not text."""
 
     decoupled = False
 
-    def __init__(self, service: GenerationService, folder: TensorFolder, statistics: Statistics) -> None:
+    def __init__(self, service: GenerationService, model: TensorFunction, statistics: Statistics) -> None:
         self._service = service
-        self._folder = folder
+        self._model = model
+        self._name = service.model.manifest.name
         self._statistics = statistics
-        self.inputs = tuple(described(port) for port in folder.inputs)
-        self.outputs = (described(folder.output),)
+        self.inputs = tuple(described(port) for port in model.inputs)
+        self.outputs = (described(model.output),)
 
     def read(self, request: messages.ModelInferRequest, *, streams: bool) -> OwnTensors:  # noqa: ARG002 - of the interface
-        """See `Inference`; each request has one response, in streams too."""
+        """Return the inputs and the timeout of a request, which has one response, in streams too.
+
+        Raises:
+            FieldError: a tensor or a parameter is missing, unknown, of another type or out of its range.
+        """
         (output,) = self.outputs
-        if unknown := [one.name for one in request.outputs if one.name != output.name]:
+        if unknown := [listed.name for listed in request.outputs if listed.name != output.name]:
             raise FieldError(unknown[0], f"output {unknown[0]!r} is not known; the output is {output.name}")
         parameters = read_parameters(request)
         microseconds = parameters.pop(TIMEOUT, 0)
-        self._service.fields.leave_out(parameters, (TIMEOUT,))
+        self._service.fields.leave_out(parameters, (TIMEOUT,), "parameter {!r}")
         if not isinstance(microseconds, int) or microseconds < 0:
             raise FieldError(TIMEOUT, f"{TIMEOUT} is {microseconds!r}; it must be microseconds, a whole number")
-        inputs = read_tensors(request, [one.name for one in self.inputs])
+        inputs = read_tensors(request, [kind.name for kind in self.inputs])
         return OwnTensors(inputs, microseconds / 1e6 if microseconds else None)
 
     async def whole(self, request_id: str, request: OwnTensors, origin: RequestOrigin) -> messages.ModelInferResponse:
-        """See `Inference`."""
+        """Run a request within its timeout, and return one response with the output.
+
+        Raises:
+            TimeLimitError: the timeout has passed.
+            SharpError: the request was refused or failed.
+        """
         try:
             async with (
                 asyncio.timeout(request.seconds),
@@ -70,7 +81,7 @@ class TensorInference:
         (output,) = self.outputs
         tensor = messages.ModelInferResponse.InferOutputTensor
         return messages.ModelInferResponse(
-            model_name=self._folder.manifest.name,
+            model_name=self._name,
             model_version=VERSION,
             id=request_id,
             outputs=[tensor(name=output.name, datatype=output.datatype, shape=values.shape)],
@@ -80,25 +91,25 @@ class TensorInference:
     async def responses(
         self, request_id: str, request: OwnTensors, origin: RequestOrigin
     ) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        """See `Inference`."""
+        """Run a request, and yield its one response, marked as the final one."""
         whole = await self.whole(request_id, request, origin)
         whole.parameters[FINAL].bool_param = True
         yield whole
 
     def _prepare(self, request: OwnTensors) -> TensorRequest:
-        return self._folder.prepare_tensors(TensorRequest(new_request_id(), request.inputs))
+        return self._model.prepare_tensors(TensorRequest(new_request_id(), request.inputs))
 
 
 def described(port: Port) -> TensorKind:
-    """A tensor of the model as the protocol describes it."""
-    return TensorKind(port.name, DATATYPE, tuple(one if isinstance(one, int) else -1 for one in port.shape))
+    """Return a tensor of the model as KServe's protocol describes it."""
+    return TensorKind(port.name, DATATYPE, tuple(size if isinstance(size, int) else -1 for size in port.shape))
 
 
 def read_tensors(request: messages.ModelInferRequest, known: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """The inputs of a request, by the names of the model's, each of the shape that it says.
+    """Return the inputs of a request by the model's names for them, each of the shape that the request says.
 
     Raises:
-        FieldError: one is missing, unknown or there twice, or has another datatype, or not as many numbers as its
+        FieldError: an input is missing, unknown or there twice, or has another datatype, or not as many numbers as its
             shape says.
     """
     raw = request.raw_input_contents
@@ -110,7 +121,7 @@ def read_tensors(request: messages.ModelInferRequest, known: Sequence[str]) -> d
         if name not in known:
             raise FieldError(name, f"input {name!r} is not known; the inputs are {', '.join(known)}")
         if name in found:
-            raise FieldError(name, f"input {name!r} is there twice")
+            raise FieldError(name, f"input {name!r} is there twice; send it once")
         if tensor.datatype != DATATYPE:
             raise FieldError(name, f"input {name!r} has datatype {tensor.datatype!r}; it must be {DATATYPE}")
         content = raw[index] if raw else np.array(tensor.contents.fp32_contents, FLOAT32).tobytes()
@@ -119,7 +130,7 @@ def read_tensors(request: messages.ModelInferRequest, known: Sequence[str]) -> d
             raise FieldError(name, f"input {name!r} has {there}, and its shape is {list(shape)} of {DATATYPE}")
         try:
             found[name] = np.frombuffer(content, FLOAT32).reshape(shape)
-        except ValueError as error:  # more dimensions, or larger ones beside an empty one, than an array can have
+        except ValueError as error:  # more, or (beside an empty one) larger dimensions than an array can have
             raise FieldError(name, f"input {name!r} has a shape that no tensor has: {error}") from error
     if missing := [name for name in known if name not in found]:
         raise FieldError(missing[0], f"input {missing[0]!r} is missing; the inputs are {', '.join(known)}")

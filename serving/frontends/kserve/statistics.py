@@ -1,4 +1,4 @@
-"""What `ModelStatistics` says of the requests that came by KServe's protocol."""
+"""`Statistics`: the counts and times of KServe's requests, which the RPC ModelStatistics returns."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,11 @@ class _Duration:
 
 @dataclass
 class Statistics:
-    """Counts since the server started. A request that its client gave up counts nowhere, as in Triton."""
+    """Counts and times of the requests by KServe's protocol since the server started.
+
+    `success`, `fail`, `queue` and `compute` are counts with total times; `last` is the time of the last success in
+    seconds since 1970. A request that its client gave up counts nowhere, as in Triton.
+    """
 
     success: _Duration = field(default_factory=_Duration)
     fail: _Duration = field(default_factory=_Duration)
@@ -34,7 +38,7 @@ class Statistics:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Count what happens inside as one request."""
+        """Count the `with` block as one request: as `fail` if it raises an Exception, otherwise as `success`."""
         began = time.perf_counter()
         try:
             yield
@@ -45,13 +49,13 @@ class Statistics:
         self.last = time.time()
 
     def add(self, finished: Finished) -> None:
-        """Add the times of a finished sequence."""
+        """Add the times of a finished sequence in the queue and in the engine."""
         queue = finished.timing.queue or 0.0
         self.queue.add(queue)
         self.compute.add(finished.timing.total - queue)
 
     def message(self, model: str, version: str) -> messages.ModelStatistics:
-        """All of it."""
+        """Return all counts and times as the message ModelStatistics, in which times are in nanoseconds."""
         return messages.ModelStatistics(
             name=model,
             version=version,

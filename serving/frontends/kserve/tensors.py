@@ -1,4 +1,4 @@
-"""Tensors of the KServe protocol: those that a request brings, and the text that goes back."""
+"""Tensors of KServe's protocol: reading a request's inputs, and writing a response's outputs."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ INPUT_TYPES = {
     STREAM: "BOOL",
     SAMPLING_PARAMETERS: "BYTES",
     EXCLUDE_INPUT: "BOOL",
-    # Each asks for the output that it names.
+    # Each `return_*` input asks for the output that it names.
     "return_finish_reason": "BOOL",
     "return_cumulative_logprob": "BOOL",
     "return_num_input_tokens": "BOOL",
@@ -36,7 +36,7 @@ OUTPUT_TYPES = {
 
 
 def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]:
-    """The value of every input; each is a tensor of one element.
+    """Return the value of every input; each is a tensor of one element.
 
     Raises:
         FieldError: an input is unknown, there twice, of another type, or has not one element.
@@ -49,7 +49,7 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
                 tensor.name, f"input {tensor.name!r} is not known; the inputs are {', '.join(INPUT_TYPES)}"
             )
         if tensor.name in values:
-            raise FieldError(tensor.name, f"input {tensor.name!r} is there twice")
+            raise FieldError(tensor.name, f"input {tensor.name!r} is there twice; send it once")
         if tensor.datatype != INPUT_TYPES[tensor.name]:
             message = f"input {tensor.name!r} has datatype {tensor.datatype!r}; it must be {INPUT_TYPES[tensor.name]}"
             raise FieldError(tensor.name, message)
@@ -69,7 +69,11 @@ def read_inputs(request: messages.ModelInferRequest) -> Mapping[str, str | bool]
 
 
 def read_strings(name: str, content: bytes) -> list[bytes]:
-    """The strings of a BYTES tensor: each has its length before it, in 4 bytes, little-endian."""
+    """Return the strings of a BYTES tensor. The length of a string stands before it in 4 bytes, little-endian.
+
+    Raises:
+        FieldError: the content ends inside a string or its length; the message names the input `name`.
+    """
     strings = []
     start = 0
     while start < len(content):
@@ -84,7 +88,7 @@ def read_strings(name: str, content: bytes) -> list[bytes]:
 
 
 def raw_string(content: bytes) -> bytes:
-    """A string of a BYTES tensor."""
+    """Return one string in the form of a BYTES tensor."""
     return struct.pack("<I", len(content)) + content
 
 
@@ -96,10 +100,10 @@ def _text(name: str, content: bytes) -> str:
 
 
 def read_outputs(request: messages.ModelInferRequest, inputs: Mapping[str, str | bool]) -> frozenset[str]:
-    """The outputs that a request asks for: the text and what its inputs `return_*` say, or those of them that it lists.
+    """Return the outputs that a request lists, or, if it lists none, the text and what its inputs `return_*` ask for.
 
     Raises:
-        FieldError: it lists one that is unknown or that no input asks for.
+        FieldError: the request lists an output that is unknown or that no input asks for.
     """
     returned = {name for name in OUTPUT_TYPES if name == TEXT_OUTPUT or inputs.get(f"return_{name}")}
     listed = {output.name for output in request.outputs}
@@ -112,7 +116,7 @@ def read_outputs(request: messages.ModelInferRequest, inputs: Mapping[str, str |
 
 
 def response(model: str, request_id: str, outputs: Mapping[str, str | float]) -> messages.ModelInferResponse:
-    """A response with these output tensors, each of one element."""
+    """Return a response with these output tensors, each of one element."""
     tensor = messages.ModelInferResponse.InferOutputTensor
     return messages.ModelInferResponse(
         model_name=model,

@@ -1,4 +1,4 @@
-"""`Baseline`: how the entropy of every head was distributed on a corpus. `Drift`: how far from it a server is."""
+"""`Baseline`: the distribution of every head's entropy on a corpus. `Drift`: the distance of live tokens from it."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -7,24 +7,27 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
+from sharp.core.regular_file import read_regular_file
 from sharp.serving.api.attention import AttentionRows, normalized
 from sharp.serving.api.errors import InputError, NotFoundError
 from sharp.serving.observability.metrics.dispersion import LEAST_CONTEXT, context_bounds
 
+MOST_BYTES = 2**26  # of a baseline
+
 BINS = 10
-# Fewer live tokens than this say nothing: those of one text are alike, and one text is no distribution.
+# Fewer live tokens than this are no distribution, because the tokens of a single text are alike.
 LEAST_TOKENS = 1024
-# A range of contexts of which a corpus has fewer tokens has no deciles.
+# A range of contexts has no deciles if the corpus has fewer tokens than this in the range.
 LEAST_RANGE_TOKENS = 100
-# Of a head whose entropy never changes, deciles would sort rounding errors.
+# Entropies are rounded to this many decimals. For a head with constant entropy, deciles would sort rounding errors.
 DIGITS = 3
-# Added to every bin, of the corpus and of live tokens: an empty bin has no logarithm.
+# Added to the count of every bin, of the corpus and of live tokens, because an empty bin has no logarithm.
 SMOOTHING = 0.5
 
 
 class Baseline(BaseModel):
-    """What `sharp baseline` writes; arrays are [layers][heads][ranges][...].
+    """The content of a file of `sharp baseline`; arrays are [layers][heads][ranges][...].
 
     Bins are between the deciles of H / ln n of a head over the tokens of a range of contexts, doubling as those of
     `Dispersion` do. A live token is compared with the deciles of its own range, so longer requests than before are no
@@ -59,7 +62,7 @@ class Baseline(BaseModel):
         return self
 
     def write(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the baseline as JSON to the file `path`, which is replaced."""
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
 
@@ -68,12 +71,12 @@ def read_baseline(path: Path, manifest: Manifest) -> Baseline:
 
     Raises:
         NotFoundError: there is no such file.
-        InputError: it is no baseline, or one of another model.
+        InputError: the file is not a baseline, or is the baseline of another model.
     """
     if not path.is_file():
         raise NotFoundError(f"attention_baseline {path} does not exist; record one with sharp baseline")
     try:
-        baseline = Baseline.model_validate_json(path.read_bytes())
+        baseline = Baseline.model_validate_json(read_regular_file(path, MOST_BYTES))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -88,9 +91,9 @@ def read_baseline(path: Path, manifest: Manifest) -> Baseline:
 
 
 def ranged(rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """H / ln n [layers, tokens, heads] to DIGITS decimals and the upper bound [tokens] of the range of n.
+    """Return H / ln n [layers, tokens, heads], rounded to DIGITS decimals, and each token's range of n, by upper bound.
 
-    Of the tokens that see more than LEAST_CONTEXT keys.
+    Only tokens that see more than LEAST_CONTEXT keys are included.
     """
     chosen = rows.positions >= LEAST_CONTEXT
     visible = rows.positions[chosen] + 1
@@ -101,7 +104,7 @@ def ranged(rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]
 def make_baseline(
     manifest: Manifest, corpus: str, values: NDArray[np.float64], ranges: NDArray[np.int64]
 ) -> Baseline | None:
-    """The baseline of what `ranged` gives for a corpus; None where no range has enough tokens."""
+    """Return the baseline of a corpus from the results of `ranged`, or None if no range has enough tokens."""
     found, tokens = np.unique(ranges, return_counts=True)
     contexts = found[tokens >= LEAST_RANGE_TOKENS].tolist()
     if not contexts:
@@ -123,19 +126,20 @@ def make_baseline(
 
 
 def count(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many values [layers, tokens, heads] are in each bin, [layers, heads, 10]; an edge is below its bin.
+    """Return the number of values [layers, tokens, heads] in each bin, [layers, heads, 10].
 
-    Edges are [layers, tokens or 1, heads, 9].
+    Edges are [layers, tokens or 1, heads, 9]. A value equal to an edge counts in the bin below the edge.
     """
     bins = (values[..., None] > edges).sum(-1)  # [layers, tokens, heads]
     return np.stack([(bins == number).sum(1) for number in range(BINS)], axis=-1)
 
 
 class Drift:
-    """The population stability index of live tokens against a baseline, sum of (p - q) ln(p / q) over bins.
+    """The population stability index of live tokens against a baseline: the sum of (p - q) ln(p / q) over bins.
 
-    A live token's weight halves with every `half_life` tokens after it. Tokens of contexts that the corpus had none of
-    do not count. By custom an index up to 0.1 is no change and one from 0.25 on a large one.
+    p is the share of live tokens in a bin, q the share expected from the corpus. A live token's weight halves with
+    every `half_life` tokens after it. Tokens whose range of contexts is not in the baseline do not count. By convention
+    an index up to 0.1 means no change, and an index of 0.25 or more a large change.
     """
 
     def __init__(self, baseline: Baseline, half_life: int) -> None:
@@ -147,7 +151,7 @@ class Drift:
         self._tokens = np.zeros(len(self._contexts))  # [ranges]
 
     def add(self, rows: AttentionRows) -> None:
-        """Add the tokens of a step."""
+        """Add the tokens of one step to the decayed counts of live tokens; `rows` are the step's statistics."""
         values, ranges = ranged(rows)
         known = np.isin(ranges, self._contexts)
         which = np.searchsorted(self._contexts, ranges[known])
@@ -157,7 +161,7 @@ class Drift:
         self._tokens = self._tokens * decay + np.bincount(which, minlength=len(self._contexts))
 
     def index(self) -> NDArray[np.float64]:
-        """[layers, heads]; NaN while there are too few tokens."""
+        """Return the index [layers, heads]; NaN while there are too few tokens."""
         tokens = self._tokens.sum()
         if tokens < LEAST_TOKENS:
             return np.full(self._counts.shape[:2], np.nan)

@@ -1,4 +1,4 @@
-"""`HeadStatistics`: the attention statistics of every layer and head of one model, added up beside the engine."""
+"""`HeadStatistics`: adds up the attention statistics of every layer and head of a model, beside the engine."""
 
 import logging
 import threading
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sharp.plugins.manifest import Manifest
-from sharp.plugins.temperature_range import largest_sharpened
+from sharp.core.manifest import ExpectedEntropy, Manifest
+from sharp.plugins.op.temperature_range import largest_sharpened
 from sharp.serving.api.attention import ENTROPY, AttentionRows, AttentionSummary, AttentionTotals, add_up, normalized
 from sharp.serving.config import MIB, MetricsConfig
 from sharp.serving.observability.metrics.baseline import Drift, read_baseline
-from sharp.serving.observability.metrics.dispersion import Dispersion, context_bounds
+from sharp.serving.observability.metrics.dispersion import LEAST_WEIGHT, Dispersion, context_bounds
 
 logger = logging.getLogger(__name__)
 
 MOST_PENDING_BYTES = 16 * MIB
+# Nothing is expected if a smaller share of the server's tokens is in ranges of contexts that the export measured.
+LEAST_SHARE = 0.5
 
 
 def entropy_buckets(max_context: int) -> NDArray[np.float64]:
-    """Upper bounds in nats up to ln(max_context), which no entropy exceeds; finer where heads are sharp."""
+    """Return bucket bounds in nats up to ln(max_context), which no entropy exceeds; finer for sharp heads."""
     fine = [0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 3]
     highest = float(np.ceil(np.log(max_context)))
     return np.array([*(bound for bound in fine if bound < highest), *np.arange(min(4, highest), highest + 1)])
@@ -29,19 +31,22 @@ def entropy_buckets(max_context: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class HeadSnapshot:
-    """What was collected so far.
+    """The sums and means collected so far.
 
     Attributes:
-        counts: int64 [layers, heads, buckets], tokens by entropy; the last bucket is above all bounds.
-        entropy: float64 [layers, heads], the sum over the same tokens.
+        counts: int64 [layers, heads, buckets], numbers of tokens by entropy; the last bucket is above all bounds.
+        entropy: float64 [layers, heads], the sum of the entropies of the tokens in `counts`.
         context_sums: float64 [layers, ranges], the sum of H / ln n over tokens and heads, by context length.
-        context_counts: int64 [ranges], how many values each of them is the sum of.
-        recent: means over the last collected steps; None before the first.
-        smoothed: float64 [layers, heads], see `Dispersion`; so are `dispersed` and `crossing`.
-        drift: float64 [layers, heads], see `Drift`; None without a baseline.
-        unsharpened: float64 [layers, heads], the share of recent rows beyond their adaptive temperature's reach; NaN
-            where a head has none; None before the first step.
-        left_out_tokens: tokens that are in none of these.
+        context_counts: int64 [ranges], the number of values in each sum of `context_sums`.
+        recent: means over the last collected steps; None before the first step.
+        smoothed: float64 [layers, heads], the result of `Dispersion.smoothed`.
+        dispersed: bool [layers, heads], the result of `Dispersion.dispersed`.
+        crossing: float64 [layers, heads], the result of `Dispersion.crossing`.
+        expected: float64 [layers, heads], the result of `ExpectedMeans.mean`; None if the manifest has no measurement.
+        drift: float64 [layers, heads], the result of `Drift.index`; None without a baseline.
+        unsharpened: float64 [layers, heads], the share of recent rows beyond the reach of the head's adaptive
+            temperature; NaN for heads without one; None before the first step.
+        left_out_tokens: the number of tokens that none of these numbers includes.
     """
 
     counts: NDArray[np.int64]
@@ -52,35 +57,59 @@ class HeadSnapshot:
     smoothed: NDArray[np.float64]
     dispersed: NDArray[np.bool_]
     crossing: NDArray[np.float64]
+    expected: NDArray[np.float64] | None
     drift: NDArray[np.float64] | None
     unsharpened: NDArray[np.float64] | None
     left_out_tokens: int
 
 
 def reach_of_heads(manifest: Manifest) -> NDArray[np.float64]:
-    """The entropy [layers, heads] beyond which a head's adaptive temperature does nothing; NaN where it has none."""
+    """Return the entropy [layers, heads] beyond which a head's adaptive temperature has no effect; NaN without one."""
     reach = np.full((manifest.layers, manifest.q_heads), np.nan)
     if manifest.norm.normalizer == "adaptive_softmax":
         reach[:] = largest_sharpened(manifest.norm.temperature_coefficients)
-    for one in manifest.norm.heads:
-        adaptive = one.normalizer == "adaptive_softmax"
-        reach[one.layer, list(one.heads)] = largest_sharpened(one.temperature_coefficients) if adaptive else np.nan
+    for norm in manifest.norm.heads:
+        adaptive = norm.normalizer == "adaptive_softmax"
+        reach[norm.layer, list(norm.heads)] = largest_sharpened(norm.temperature_coefficients) if adaptive else np.nan
     return reach
 
 
-class HeadStatistics:
-    """Adds up attention statistics in a thread of its own.
+class ExpectedMeans:
+    """The means of H / ln n in a manifest, weighted by the server's tokens in each range of contexts."""
 
-    The engine never waits for it. Rows that it has not come to yet may fill MOST_PENDING_BYTES; while they do, the rows
-    of a step are left out and counted. What is shown are samples of every n-th step anyway, and to add a step up at
-    once in the engine's thread would cost the time that waiting costs.
+    def __init__(self, expected: ExpectedEntropy, bounds: NDArray[np.int64]) -> None:
+        """Match `bounds` [ranges], the upper bounds of the server's ranges, with the export's ranges.
+
+        The first range, of short contexts, never counts.
+        """
+        known = [(index, bound) for index, bound in enumerate(bounds.tolist()) if bound in expected.contexts]
+        self._live = np.array([index for index, _ in known], np.int64)
+        table = np.array(expected.normalized_entropy)  # [layers, heads, ranges of the export]
+        self._means = table[..., [expected.contexts.index(bound) for _, bound in known]]
+
+    def mean(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the means [layers, heads] for tokens `weights` [ranges]; NaN if too few are in measured ranges."""
+        known = weights[self._live]
+        if known.sum() < max(LEAST_WEIGHT, LEAST_SHARE * weights[1:].sum()):
+            return np.full(self._means.shape[:2], np.nan)
+        mean: NDArray[np.float64] = self._means @ known / known.sum()
+        return mean
+
+
+class HeadStatistics:
+    """A thread that adds up attention statistics.
+
+    The engine never waits for this thread. Pending rows may fill MOST_PENDING_BYTES; further steps are then left out,
+    and their tokens counted. The metrics only sample every n-th step anyway, and adding up a step in the engine's
+    thread would delay requests as much as waiting for this thread.
     """
 
     def __init__(self, manifest: Manifest, config: MetricsConfig) -> None:
-        """Begin.
+        """Start the thread.
 
         Raises:
-            SharpError: the baseline cannot be used.
+            NotFoundError: there is no file `attention_baseline`.
+            InputError: the file `attention_baseline` is of another kind, or of another model.
         """
         self.bounds = entropy_buckets(manifest.max_context)
         self.contexts = context_bounds(manifest.max_context)
@@ -93,6 +122,8 @@ class HeadStatistics:
         self._reach = reach_of_heads(manifest)
         self._unsharpened: deque[tuple[NDArray[np.int64], int]] = deque(maxlen=config.attention_window)
         self._dispersion = Dispersion(layers, heads, self.contexts, config)
+        found = manifest.expected_entropy
+        self._expected = None if found is None else ExpectedMeans(found, self.contexts)
         path = config.attention_baseline
         self._drift = None if path is None else Drift(read_baseline(path, manifest), config.drift_half_life)
         self._not_finite_tokens = 0
@@ -109,7 +140,7 @@ class HeadStatistics:
         self._thread.start()
 
     def put(self, rows: AttentionRows) -> None:
-        """Add the rows of a step, later; returns at once."""
+        """Queue the rows of a step to be added, and return at once. If too much waits, the rows are left out."""
         with self._changed:
             if self._pending and self._pending_bytes + rows.stats.nbytes > MOST_PENDING_BYTES:
                 self._refused_tokens += len(rows.positions)
@@ -120,20 +151,20 @@ class HeadStatistics:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread after what is pending."""
+        """End the thread, and wait until it has added all pending rows."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
 
     def flush(self, seconds: float) -> None:
-        """Wait until everything that was put before this call is added, or until the time is over."""
+        """Wait until all rows put before this call are added, but at most `seconds`."""
         with self._changed:
             put = self._steps_put
             self._changed.wait_for(lambda: self._steps_added >= put, seconds)
 
     def snapshot(self) -> HeadSnapshot:
-        """Everything that has been added."""
+        """Return a snapshot of everything that was added so far."""
         with self._changed:
             refused = self._refused_tokens
         with self._sums_lock:
@@ -147,6 +178,7 @@ class HeadStatistics:
                 self._dispersion.smoothed(),
                 self._dispersion.dispersed(),
                 self._dispersion.crossing(),
+                None if self._expected is None else self._expected.mean(self._dispersion.weights),
                 None if self._drift is None else self._drift.index(),
                 self._share_unsharpened(),
                 refused + self._not_finite_tokens,
@@ -179,12 +211,13 @@ class HeadStatistics:
             return rows
 
     def _add(self, rows: AttentionRows) -> None:
-        finite = np.asarray(np.isfinite(rows.stats).all(axis=(0, 2, 3)))  # a NaN would stay in the sums for ever
+        finite = np.asarray(np.isfinite(rows.stats).all(axis=(0, 2, 3)))  # a NaN would stay in the sums forever
         if not finite.all():
             rows = rows.of(finite)
         layers, heads, buckets = self._counts.shape
         entropy = rows.stats[..., ENTROPY]  # [layers, tokens, heads]
-        bucket = np.searchsorted(self.bounds, entropy, side="left")  # le: a value on the bound is inside
+        # a value equal to the bound belongs to the bucket ("le")
+        bucket = np.searchsorted(self.bounds, entropy, side="left")
         series = np.arange(layers)[:, None, None] * heads + np.arange(heads)
         counts = np.bincount((series * buckets + bucket).ravel(), minlength=self._counts.size)
         totals = add_up(rows)
@@ -194,7 +227,8 @@ class HeadStatistics:
             self._counts += counts.reshape(self._counts.shape)
             self._entropy += totals.sums[0]
             self._recent.append(totals)
-            # A sharpened row has less entropy than before, so what lies beyond now did so then.
+            # `entropy` is measured after sharpening, which only lowers it. A row whose entropy is beyond the reach now
+            # was beyond it before, too.
             self._unsharpened.append(((entropy > self._reach[:, None]).sum(1), entropy.shape[1]))
             self._context_sums += context_sums.sum(1)
             self._context_counts += context_tokens * heads
@@ -203,8 +237,8 @@ class HeadStatistics:
                 self._drift.add(rows)
 
     def _by_context(self, rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Sums of H / ln n [layers, heads, ranges] by context length, and how many tokens [ranges] they are over."""
-        past_first = rows.positions > 0  # ln 1 = 0: the first token has no normalized entropy
+        """Return sums of H / ln n [layers, heads, ranges] by context length, and the numbers of tokens [ranges]."""
+        past_first = rows.positions > 0  # the first token has no normalized entropy, because ln 1 = 0
         values = normalized(rows)[:, past_first]  # [layers, tokens, heads]
         which = np.searchsorted(self.contexts, rows.positions[past_first] + 1, side="left")
         member = which[:, None] == np.arange(len(self.contexts))  # [tokens, ranges]

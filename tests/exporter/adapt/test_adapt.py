@@ -1,4 +1,4 @@
-"""`sharp adapt` on tiny models: what comes out is exported as trained, loads in transformers, and can be resumed."""
+"""`sharp adapt` on tiny models: the result is exported as trained, loads in transformers, and a run can be resumed."""
 
 import errno
 import json
@@ -18,20 +18,22 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.exporter.adapt import adapt as module
-from sharp.exporter.adapt import speed, state, training
-from sharp.exporter.adapt.adapt import AdaptSettings, adapt, measured_length
+from sharp.exporter.adapt import budget, measurement, speed, state, training
+from sharp.exporter.adapt.adapt import adapt
+from sharp.exporter.adapt.budget import measured_length
 from sharp.exporter.adapt.cli import adapt as command
 from sharp.exporter.adapt.recipe import Recipe
+from sharp.exporter.adapt.settings import AdaptSettings
 from sharp.exporter.adapt.student import Student, make_student
-from sharp.exporter.checkpoints.norm_options import NormOptions
 from sharp.exporter.checkpoints.reading import read_source
+from sharp.exporter.sources.norm_options import NormOptions
 from sharp.models.adapted_model import attention_norms
 from sharp.models.byte_tokenizer import byte_tokenizer
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
-from sharp.plugins.ops.torch_normalizers import attention_weights, entropy
+from sharp.plugins.op.attributes import TEMPERATURE_PRESETS
+from sharp.plugins.op.torch_normalizers import attention_weights, entropy
 from tests.exporter.tiny_hugging_face import tiny
 from tests.full.fuzz.readers import write_gguf
 from tests.marks import full
@@ -59,7 +61,7 @@ def text(tmp_path: Path) -> Path:
 
 def settings(text: Path, norm: str = "entmax", **changes: object) -> AdaptSettings:
     fields = {"norm": norm, "text": (text,), "held_out": text, "length": 24, "tokens": 24 * 8, "rank": 4}
-    fields["dtype"] = "float32"  # whatever this processor has
+    fields["dtype"] = "float32"  # whatever dtype this processor would choose
     return AdaptSettings(**{**fields, **changes})
 
 
@@ -84,7 +86,7 @@ def test_a_model_is_adapted_exported_as_trained_and_generates_the_same_tokens(
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model).__name__ == "LlamaForCausalLM"
-    exported = sharp_export(folder, "-o", tmp_path / "exported")  # no --norm, no --untrained-norm
+    exported = sharp_export(folder, "-o", tmp_path / "exported")  # neither --norm nor --untrained-norm is needed
     assert exported.exit_code == 0, exported.output
     manifest = read_manifest(tmp_path / "exported")
     assert manifest.norm.name == "entmax" and manifest.norm.trained and manifest.verified
@@ -106,7 +108,7 @@ def test_every_norm_and_kind_of_projection(teacher, text: Path, tmp_path: Path, 
     folder = tmp_path / "student"
     report = adapt(teacher(model_type), settings(text, norm, tokens=24 * 4), folder)
     assert report is not None and math.isfinite(report["student"]["unlike"]["perplexity"])
-    source = read_source(folder, norm)  # which compares the eager definition with transformers' own run
+    source = read_source(folder, norm)  # read_source compares the eager definition with transformers' own run
     assert source.trained
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.arange(3, 20)[None]
@@ -132,9 +134,9 @@ def test_the_adapter_is_one_that_peft_loads(teacher, text: Path, tmp_path: Path)
     adapt(path, settings(text, keep_adapter=True), folder)
     base = AutoModelForCausalLM.from_pretrained(path)
     merged = PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload().state_dict()
-    before, written = (load_file(one / "model.safetensors") for one in (path, folder))
+    before, written = (load_file(path / "model.safetensors") for path in (path, folder))
     for name in before:
-        if ".q_proj." not in name:  # the heads' factors are part of those
+        if ".q_proj." not in name:  # the query weights also contain the factors of the heads
             torch.testing.assert_close(merged[name], written[name])
         assert (".self_attn." in name) == (not torch.equal(merged[name], before[name])), name
 
@@ -153,7 +155,7 @@ def test_activations_that_are_computed_again_change_no_gradient(teacher, monkeyp
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
             training.train_step(student, torch.arange(48).view(2, 24))
-        return sum(kept), [one.grad for one in student.learned().values()]
+        return sum(kept), [parameter.grad for parameter in student.learned().values()]
 
     whole, expected = gradients_of(2048)
     checkpointed, gradients = gradients_of(24)
@@ -195,7 +197,7 @@ def test_two_processes_learn_what_one_does(teacher, text: Path, tmp_path: Path, 
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("1", "2")]
     assert [report["processes"] for report in reports] == [1, 2]
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2"))
-    for name in one if stage == "short" else ():  # one process has fewer long sequences
+    for name in one if stage == "short" else ():  # one process trains on fewer long sequences than two
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
 
 
@@ -216,7 +218,7 @@ def test_products_are_in_bfloat16_where_the_processor_has_instructions_for_them(
     folder = tmp_path / "student"
     report = adapt(teacher(), settings(text, dtype="auto", tokens=24 * 4), folder)
     assert report is not None and report["recipe"]["dtype"] == expected
-    assert {one.dtype for one in load_file(folder / "model.safetensors").values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float32}
 
 
 def test_bfloat16_learns_what_float32_does(teacher, text: Path, tmp_path: Path) -> None:
@@ -238,7 +240,8 @@ def test_a_run_with_other_settings_is_not_resumed(teacher, text: Path, tmp_path:
     assert result.exit_code == 2 and "holds a run with other settings" in result.output
     other = tmp_path / "other.txt"
     other.write_text(TEXT[:3000])
-    with pytest.raises(InputError, match="holds a run with other settings"):  # or two texts would be compared
+    # otherwise the reports of two texts would be compared
+    with pytest.raises(InputError, match="holds a run with other settings"):
         adapt(path, settings(text, held_out=other), tmp_path / "student")
 
 
@@ -271,7 +274,7 @@ def test_figures_that_a_run_with_other_settings_left_are_measured_again(teacher,
     path, folder = teacher(), tmp_path / "student"
     adapt(path, settings(text), folder, stop_after=1)
     partial = tmp_path / "student.partial"
-    (partial / "state.safetensors").unlink()  # killed before the first state
+    (partial / "state.safetensors").unlink()  # as if the run was killed before it saved the first state
     report = adapt(path, settings(text, "ssa", length=32), folder)
     fresh = adapt(path, settings(text, "ssa", length=32), tmp_path / "fresh")
     assert report is not None and fresh is not None
@@ -303,15 +306,16 @@ def test_perplexity_is_measured_as_far_as_requested(teacher, text: Path, tmp_pat
 def test_positions_go_as_far_as_two_fifths_of_the_training_allow() -> None:
     texts = (25_000, 2_400)
     lengths = [measured_length(Recipe(steps, 256, 1), 8192, texts) for steps in (1, 60, 240, 400)]
-    assert lengths == [1024, 1024, 4096, 8192]  # on two idle cores 400 steps take 13 minutes
+    assert lengths == [1024, 1024, 4096, 8192]  # 400 steps take 13 minutes on two idle cores
     assert measured_length(Recipe(400, 256, 1), 8192, (25_000, 25_000)) == 4096
     assert measured_length(Recipe(1, 256, 1), 512, texts) == 512
-    assert measured_length(Recipe(1, 256, 1, 1, 4096), 8192, texts) == 4096  # what it is trained on is measured
+    # a length that the model is trained on is measured
+    assert measured_length(Recipe(1, 256, 1, 1, 4096), 8192, texts) == 4096
     assert measured_length(Recipe(10**6, 256, 1), 6000, texts) == 6000
 
 
 def test_by_default_positions_go_on_to_the_models_context(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MEASURED_SHARE", 1000)
+    monkeypatch.setattr(budget, "MEASURED_SHARE", 1000)
     path = teacher(max_position_embeddings=512)
     report = adapt(path, settings(text, tokens=24), tmp_path / "student")
     assert report is not None
@@ -374,7 +378,7 @@ def test_half_of_the_tokens_are_in_sequences_of_four_times_the_length_spread_ove
 
 
 def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "seconds_per_token", lambda *_: 0.5)
+    monkeypatch.setattr(budget, "seconds_per_token", lambda *_: 0.5)
     report = adapt(teacher(), settings(text, budget=60.0, norm_options=NormOptions(alpha=1.7)), tmp_path / "student")
     assert report is not None and report["recipe"]["tokens"] == 120
     assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
@@ -383,18 +387,20 @@ def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path
 def test_a_gguf_file_is_adapted(tmp_path: Path) -> None:
     write_gguf(tmp_path)
     text = tmp_path / "letters.txt"
-    text.write_text(TEXT.replace(" ", "").replace("\n", ""))  # its tokenizer has no more than 90 characters
+    text.write_text(TEXT.replace(" ", "").replace("\n", ""))  # the model's tokenizer knows only 90 characters
     adapt(tmp_path / "tiny.gguf", settings(text, "ssa", tokens=48), tmp_path / "student")
     assert read_source(tmp_path / "student", "ssa").trained
 
 
-def test_another_checkpoint_needs_a_norm(teacher, sharp_export, tmp_path: Path) -> None:
+def test_a_checkpoint_that_names_no_norm_is_exported_with_softmax(teacher, sharp_export, tmp_path: Path) -> None:
     result = sharp_export(teacher(), "-o", tmp_path / "exported")
-    assert result.exit_code == 2 and "say it with --norm" in " ".join(result.output.split())
+    assert result.exit_code == 0, result.output
+    norm = read_manifest(tmp_path / "exported").norm
+    assert norm.name == "softmax" and norm.trained
 
 
 def refusals(path: Path, output: Path, *arguments: object) -> str:
-    """The sentence of a refusal, after which nothing is left."""
+    """Return the message of a refused run, and assert that the run left no files behind."""
     before = sorted(output.parent.iterdir())
     result = run(path, "--norm", "entmax", "-o", output, *arguments)
     assert result.exit_code == 2, result.output
@@ -412,7 +418,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(teacher, text: Path, tmp_p
     assert "has no config.json" in refusals(tmp_path / "empty", output, "--text", text)
     write_gguf(tmp_path)
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "tiny.gguf").read_bytes()[:3000])
-    assert "copy it again if it may be cut off" in refusals(tmp_path / "cut.gguf", output, "--text", text)
+    assert "is cut off: it ends after" in refusals(tmp_path / "cut.gguf", output, "--text", text)
     short = tmp_path / "short.txt"
     short.write_text("A few words.")
     assert "too short" in refusals(llama, output, "--text", short, "--length", 64)
@@ -456,19 +462,19 @@ def test_a_full_disk_leaves_nothing_half_written(teacher, text: Path, tmp_path: 
         assert result.exit_code == 2 and "cannot be written" in result.output
         assert not output.exists()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_report", full)
+        patch.setattr("sharp.exporter.adapt.output.write_report", full)
         result = run(path, *arguments)
         assert result.exit_code == 2 and "No space left" in result.output
         assert not output.exists() and not list(tmp_path.glob(".student*"))
-    assert run(path, *arguments).exit_code == 0  # goes on from the state
+    assert run(path, *arguments).exit_code == 0  # the run resumes from its state
 
 
-@pytest.mark.parametrize("phase", ["train", "seconds_per_token", "token_losses"])
-def test_out_of_memory_is_one_sentence(teacher, text: Path, tmp_path: Path, monkeypatch, phase: str) -> None:
+@pytest.mark.parametrize("place", [(module, "train"), (budget, "seconds_per_token"), (measurement, "token_losses")])
+def test_out_of_memory_is_one_sentence(teacher, text: Path, tmp_path: Path, monkeypatch, place) -> None:
     def fail(*_arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    monkeypatch.setattr(module, phase, fail)
+    monkeypatch.setattr(*place, fail)
     arguments = ("--norm", "ssa", "--text", text, "--length", 24, "--budget", "1s")
     result = run(teacher(), *arguments, "-o", tmp_path / "student")
     assert result.exit_code == 2 and "there is not enough memory" in " ".join(result.output.split())

@@ -1,4 +1,4 @@
-"""`sharp.adapt_module`: a module's own softmax attention becomes one with another norm."""
+"""`sharp.adapt_module` trains a module with softmax attention so that it computes with another norm."""
 
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sharp
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.exporter.adapt import training
 from sharp.exporter.adapt.training import Progress
 from sharp.models.normalized_attention import normalized_attention
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
+from sharp.plugins.op.attributes import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
 from tests.marks import full
 
@@ -28,7 +28,7 @@ SHORT = {"length": 24, "batch": 2, "steps": 12, "rank": 4}
 )
 def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str) -> None:
     module = gpt.GPT(gpt.alibi).train()
-    for attention in module.attention:  # so that weights differ by token
+    for attention in module.attention:  # large query weights make attention differ by token
         attention.query.weight.data *= 8
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     seen: list[int] = []
@@ -50,7 +50,10 @@ def test_what_a_module_has_learned_is_exported_with_it(tmp_path: Path, norm: str
 
 
 def test_the_module_with_the_norm_in_its_code_diverges_by_what_is_returned() -> None:
-    """On the last tokens, which are not trained on; the same seed learns the same."""
+    """The module with the norm in its code diverges by the returned amount on the last tokens, which are held out.
+
+    The same seed learns the same weights.
+    """
     module = gpt.GPT()
     held_out = TOKENS[-51:].unfold(0, 24, 24)
     with torch.no_grad():

@@ -1,11 +1,11 @@
-"""The path from softmax to a norm that the first half of a run goes."""
+"""The path from softmax to another norm, along which the norm moves during the first half of a run."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from sharp.exporter.adapt.recipe import alpha_at, temperature_at
-from sharp.plugins.ops.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights, entropy
+from sharp.plugins.op.torch_normalizers import DEFAULT_TEMPERATURE, attention_weights, entropy
 
 LOGITS = torch.randn(4, 3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2
 VISIBLE = torch.ones(50, dtype=torch.bool)

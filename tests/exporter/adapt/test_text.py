@@ -1,4 +1,4 @@
-"""The texts that `sharp adapt` learns from."""
+"""The texts that `sharp adapt` trains on and measures with."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from sharp.core.errors import InputError
 from sharp.exporter.adapt.text import read_text
 from sharp.models.byte_tokenizer import byte_tokenizer
-from sharp.plugins.errors import InputError
 
 
 def test_json_lines_may_hold_other_ends_of_lines(tmp_path: Path) -> None:

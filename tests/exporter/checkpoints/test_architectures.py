@@ -1,4 +1,4 @@
-"""Architectures of Hugging Face: each is computed as by transformers, and what cannot be is refused."""
+"""Every supported architecture of Hugging Face computes what transformers computes; other models are refused."""
 
 import json
 import logging
@@ -11,14 +11,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import CodeGenConfig, CodeGenForCausalLM
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
-from sharp.exporter.checkpoints.decoder import Decoder
-from sharp.exporter.checkpoints.hook import HOOK, hooked_attention
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.exporter.forms.uncached.session import UncachedSession
+from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.hook import HOOK, hooked_attention
 from sharp.models.hugging_face import to_hugging_face
-from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
 from tests.exporter.greedy import NEW_TOKENS, PROMPT, check_greedy_tokens, export
 from tests.exporter.tiny_hugging_face import save, tiny
@@ -36,14 +36,17 @@ def _quiet():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_computes_what_transformers_does(tmp_path, name):
-    """In PyTorch: `tests/full/exporter` exports each and compares tokens."""
+    """PyTorch computes the same logits as transformers.
+
+    `tests/full/exporter` exports each architecture and compares tokens.
+    """
     model = tiny(name)
-    source = read_source(save(model, tmp_path / name), "softmax")  # refuses a model whose logits differ
+    source = read_source(save(model, tmp_path / name), "softmax")  # read_source refuses a model whose logits differ
     assert source.architecture == type(model).__name__
     assert isinstance(source.model, Decoder) == (name in DECODERS)
 
 
-# Between them they have every form, windows and other scales; `tests/full/exporter` has all.
+# Together these architectures have every form, windows and unusual scales. `tests/full/exporter` has all architectures.
 @pytest.mark.parametrize(
     ("name", "cache"),
     [("qwen2", "contiguous"), ("gpt2", "none"), ("gpt_oss", "paged")],
@@ -59,13 +62,14 @@ def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
 def test_other_norms(sharp_export, tmp_path, name, norm):
     cache = "none" if name in ENCODERS else "paged"
     folder = export(sharp_export, save(tiny(name), tmp_path / name), norm, cache, tmp_path / "out", "--untrained-norm")
-    assert read_manifest(folder).norm.name == norm  # verified against PyTorch with the same window, cap and scale
+    # the export is verified against PyTorch with the same window, cap and scale
+    assert read_manifest(folder).norm.name == norm
 
 
 @pytest.mark.full
 def test_a_fixed_temperature_divides_capped_logits(sharp_export, tmp_path, monkeypatch):
     model = tiny("gemma2")
-    for layer in model.model.layers:  # so that the logits reach the cap
+    for layer in model.model.layers:  # large weights make the logits reach the cap
         layer.self_attn.q_proj.weight.data *= 30
     source = save(model, tmp_path / "gemma2")
     options = ("--temperature", "2", "--untrained-norm")
@@ -94,7 +98,7 @@ def test_a_scale_that_would_end_at_a_soft_cap_is_refused(sharp_export, tmp_path,
 
 
 def test_experts_in_mxfp4_are_the_numbers_that_they_stand_for(sharp_export, tmp_path):
-    """The format of gpt-oss: two numbers of 4 bits in a byte, the lower first, and the exponent of a scale for 32."""
+    """Experts in gpt-oss's MXFP4 are decoded: two 4-bit numbers per byte, the lower first, and one exponent per 32."""
     folder = save(tiny("gpt_oss", hidden_size=64, intermediate_size=32), tmp_path / "gpt-oss")
     weights = load_file(folder / "model.safetensors")
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
@@ -104,8 +108,8 @@ def test_experts_in_mxfp4_are_the_numbers_that_they_stand_for(sharp_export, tmp_
     blocks, scales = (
         weights[f"model.layers.0.mlp.experts.gate_up_proj_{name}"][0, 3, 1] for name in ("blocks", "scales")
     )
-    blocks[0] = 0xD2  # 1.0 and -3.0
-    scales.fill_(126)  # 2^-1
+    blocks[0] = 0xD2  # the 4-bit codes of 1.0 and -3.0
+    scales.fill_(126)  # the exponent of the scale 2^-1
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
@@ -202,11 +206,11 @@ def test_a_model_that_attends_in_another_direction_is_refused(sharp_export, tmp_
 def test_weights_that_the_model_does_not_use_are_named(sharp_export, tmp_path):
     source = save(tiny("llama"), tmp_path / "llama")
     weights = load_file(source / "model.safetensors")
-    extra = {"model.layers.0.mlp.up_proj.bias": torch.zeros(4)}
+    extra = {"model.layers.0.mlp.statistics": torch.zeros(4)}
     save_file(weights | extra, source / "model.safetensors", {"format": "pt"})
     result = sharp_export(source, "--norm", "softmax", "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "that are left out: model.layers.0.mlp.up_proj.bias" in " ".join(result.output.split())
+    assert "Not used of llama: weights: model.layers.0.mlp.statistics" in " ".join(result.output.split())
 
 
 def test_a_header_of_a_larger_model_takes_no_memory(sharp_export, tmp_path):

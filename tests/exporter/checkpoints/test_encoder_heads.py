@@ -1,4 +1,4 @@
-"""`--head`: what stands on an encoder, and what sentence-transformers' files say of it."""
+"""`--head` chooses the output of an encoder, and the files of sentence-transformers choose its pooling."""
 
 import json
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import Classification, Embedding, read_manifest
 from sharp.exporter.checkpoints.encoder_heads import head_of, longest_text, read_classification, read_embedding
-from sharp.plugins.errors import InputError
-from sharp.plugins.kernel_library import register_kernels
-from sharp.plugins.manifest import Classification, Embedding, read_manifest
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.plugins.cuda.kernel_library import register_kernels
 from tests.exporter.tiny_hugging_face import tiny
 from tests.marks import full
 from tests.sentence_encoders import save_encoder, save_sentence_encoder
@@ -141,7 +142,7 @@ def test_a_masked_language_model_makes_embeddings_when_told(tmp_path, sharp_expo
         tmp_path / "bert", "--norm", "softmax", "--cache", "none", "--head", "embedding", "-o", tmp_path / "out"
     )
     assert result.exit_code == 0, result.output
-    assert "place for" not in result.output  # nothing is said of the weights of the other head
+    assert "place for" not in result.output  # no message about weights of the head that is left out
     manifest = read_manifest(tmp_path / "out")
     assert (manifest.embedding.size, manifest.source.architecture) == (48, "BertModel")
 
@@ -162,3 +163,47 @@ def test_a_classifier_without_its_weights_is_incomplete(tmp_path, sharp_export):
     result = sharp_export(tmp_path / "bert", *options)
     assert result.exit_code == 2
     assert "is incomplete" in result.output
+
+
+SENTENCE_FILES = {
+    "a prompt for every text": (
+        "config_sentence_transformers.json",
+        {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+        "default_prompt_name",
+    ),
+    "fewer dimensions": ("config_sentence_transformers.json", {"truncate_dim": 16}, "truncate_dim"),
+    "a factor": ("config_sentence_transformers.json", {"output_scale": 3.0}, "output_scale"),
+    "another activation": ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config_args"),
+    "another tokenizer": ("sentence_bert_config.json", {"tokenizer_args": {"do_lower_case": True}}, "tokenizer_args"),
+    "prompts that are not pooled": ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt"),
+    "pooling by a factor": ("1_Pooling/config.json", {"pooling_scale": 3}, "pooling_scale"),
+    "another size": ("1_Pooling/config.json", {"word_embedding_dimension": 32}, "for embeddings of 32 numbers"),
+}
+
+
+@pytest.mark.parametrize(("file", "entries", "said"), SENTENCE_FILES.values(), ids=SENTENCE_FILES)
+def test_files_of_sentence_transformers_that_say_what_sharp_does_not_do_are_refused(tmp_path, file, entries, said):
+    folder = save_sentence_encoder(tmp_path / "encoder", "xlm-roberta")
+    (folder / file).parent.mkdir(exist_ok=True)
+    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (folder / file).write_text(json.dumps(content | entries))
+    with pytest.raises(InputError, match=said):
+        read_source(folder, "softmax")
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (["Transformer", "Normalize", "Pooling"], "each once, in this order"),
+        (["Transformer", "Pooling", "Pooling"], "each once, in this order"),
+        (["mine.Transformer", "Pooling"], "whose code is not sentence-transformers' own"),
+    ],
+    ids=str,
+)
+def test_modules_in_another_order_or_of_other_code_are_refused(tmp_path, order, said):
+    folder = save_sentence_encoder(tmp_path / "encoder", "xlm-roberta")
+    kinds = [name if "." in name else f"sentence_transformers.models.{name}" for name in order]
+    modules = [{"idx": index, "type": kind, "path": "1_Pooling"} for index, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match=said):
+        read_source(folder, "softmax")

@@ -1,4 +1,4 @@
-"""Models whose heads have attention sinks: gpt-oss and those like it."""
+"""Models whose heads have attention sinks: gpt-oss and similar architectures."""
 
 from dataclasses import replace
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.exporter.inspection.attention_map import attention_map
 from sharp.exporter.inspection.heads import head_statistics
 from sharp.exporter.inspection.inspection import open_model
-from sharp.plugins.manifest import read_manifest
 from tests.exporter.greedy import PROMPT, export
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.marks import full
@@ -32,7 +32,7 @@ norm = "entmax"
 
 @pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory):
-    """A folder with large sinks, of very different sizes."""
+    """Save a model whose heads have sinks of very different sizes, and return its folder."""
     model = tiny("gpt_oss")
     with torch.no_grad():
         for layer in model.model.layers:
@@ -44,14 +44,14 @@ def test_sinks_are_a_column_of_head_params(sharp_export, gpt_oss, tmp_path):
     folder = export(sharp_export, gpt_oss, "softmax", "none", tmp_path / "out")
     model = onnx.load(folder / "model.onnx")
     given = [node.input[7] for node in model.graph.node if node.domain == "ai.sharp"]
-    weights = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer if one.name in given}
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name in given}
     assert [weights[name].tolist() for name in given] == [[[-5.0], [-1.0], [0.0], [1.0], [3.0], [8.0]]] * 2
 
 
 @pytest.mark.parametrize("norm", ["entmax", *map(full, ("ssa", "adaptive-temperature", "ssmax", "sparsemax"))])
 def test_other_norms(sharp_export, gpt_oss, tmp_path, norm):
     folder = export(sharp_export, gpt_oss, norm, "paged", tmp_path / "out", "--untrained-norm")
-    assert read_manifest(folder).norm.name == norm  # verified against PyTorch, with kernels and without
+    assert read_manifest(folder).norm.name == norm  # the export is verified against PyTorch, with kernels and without
 
 
 @pytest.mark.full
@@ -59,9 +59,10 @@ def test_other_norms(sharp_export, gpt_oss, tmp_path, norm):
     "options", [("--dtype", "float16"), ("--dtype", "bfloat16"), ("--quantize", "int8", "--kv-dtype", "int8")], ids=str
 )
 def test_half_precision_and_quantization(sharp_export, tmp_path, options):
-    # Without experts: rounding sends a token of a small random model to others now and then, with sinks or without.
+    # The model has no experts: in a small random model, rounding sometimes sends a token to other experts, with sinks
+    # or without.
     source = save(tiny("granite_swa"), tmp_path / "granite_swa")
-    export(sharp_export, source, "softmax", "paged", tmp_path / "out", *options)  # and verifies
+    export(sharp_export, source, "softmax", "paged", tmp_path / "out", *options)  # the export also verifies
 
 
 @pytest.mark.full
@@ -122,8 +123,8 @@ def test_inspect_shows_the_weights_of_transformers(gpt_oss):
         weights = model(torch.from_numpy(PROMPT), output_attentions=True).attentions[0][0].numpy()
     for head in range(6):
         np.testing.assert_allclose(attention_map(record, 0, head).weights, weights[head], atol=1e-5)
-    assert weights[5].sum(-1).max() < 0.1  # its sink takes nearly all
-    assert (record.stats[5:, 5, 0] > 0.5).all()  # and the entropy is that of the rest
+    assert weights[5].sum(-1).max() < 0.1  # head 5's sink takes nearly all weight
+    assert (record.stats[5:, 5, 0] > 0.5).all()  # the entropy is that of the other keys
 
 
 def test_a_norm_of_transformers_attention_has_them_too(gpt_oss):

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
+from sharp.plugins.op.schema import TEMPERATURE_PRESETS
 from tests.exporter.conftest import tiny_model
 
 FITTED = [0.01, -0.2, 1.5]
@@ -30,7 +30,9 @@ def preset(path, **changes):
 def attention_attributes(folder):
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     nodes = [node for node in model.graph.node if node.op_type == "PagedAttention"]
-    return [{one.name: onnx.helper.get_attribute_value(one) for one in node.attribute} for node in nodes]
+    return [
+        {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute} for node in nodes
+    ]
 
 
 def test_a_fitted_polynomial_becomes_the_models(checkpoint, sharp_export, tmp_path):

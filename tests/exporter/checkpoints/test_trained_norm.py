@@ -1,4 +1,4 @@
-"""`--trained-norm`: Hugging Face models that were trained with a norm, whose parameters have any names."""
+"""`--trained-norm` reads Hugging Face models that were trained with a norm whose parameters have any names."""
 
 import json
 
@@ -10,9 +10,9 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForMaskedLM, GPT2LMHeadModel, LlamaConfig
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.exporter.checkpoints.reading import read_source
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import SIZES, save, tiny
 
 LAYERS, HEADS = 2, 6
@@ -28,7 +28,7 @@ SSA = {
 
 
 def with_weights(folder, weights):
-    """`folder`, whose file of weights has others beside the model's."""
+    """Add `weights` to the folder's file of weights, and return the folder."""
     file = folder / "model.safetensors"
     save_file({**load_file(file), **weights}, file, metadata={"format": "pt"})
     return folder
@@ -42,7 +42,7 @@ def gpt2_with_ssa(tmp_path):
 
 
 def ssa_logits(model, ids):
-    """GPT-2 with SSA written out in its eager attention."""
+    """Return logits of a GPT-2 whose eager attention is SSA, written out by its formula."""
 
     def attention(module, query, key, value, _mask, scaling=None, **_rest):
         z = (
@@ -50,7 +50,7 @@ def ssa_logits(model, ids):
             if scaling is None
             else query @ key.transpose(-1, -2) * scaling
         )
-        b, n = (one[module.layer_idx][:, None, None] for one in (B, N))
+        b, n = (values[module.layer_idx][:, None, None] for values in (B, N))
         scores = (1 + b * z.abs()) ** (torch.where(z < 0, -1.0, 1.0) * n)
         scores = scores * torch.ones(z.shape[-2:]).tril()
         return (scores / scores.sum(-1, keepdim=True) @ value).transpose(1, 2), None
@@ -71,12 +71,12 @@ def test_a_gpt2_with_learned_b_and_n_in_every_head(gpt2_with_ssa, sharp_export, 
     torch.testing.assert_close(source.model.own_logits(ids), expected, atol=1e-4, rtol=0)
 
     result = sharp_export(gpt2_with_ssa, "--trained-norm", tmp_path / "ssa.json", "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.output  # verified against that
+    assert result.exit_code == 0, result.output  # the export is verified against the logits of the source
     norm = read_manifest(tmp_path / "out").norm
     assert (norm.name, norm.trained) == ("ssa", True)
     model = onnx.load(tmp_path / "out" / "model.onnx")
     nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
-    stored = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     assert len(nodes) == LAYERS
     for layer, node in enumerate(nodes):
         np.testing.assert_allclose(stored[node.input[9]], torch.stack([B[layer], N[layer]], -1), rtol=1e-6)
@@ -117,8 +117,8 @@ def test_weights_that_look_like_a_norms_are_an_error(gpt2_with_ssa, sharp_export
         result = sharp_export(gpt2_with_ssa, *options, "-o", tmp_path / "out")
         assert result.exit_code == 2
         message = " ".join(result.output.split())
-        assert "so it was not trained with softmax; say what they are with --trained-norm FILE" in message
-        assert "transformer.h.0.attn.ssa_b" in message
+        assert "weights has 'transformer.h.0.attn.ssa_b'" in message
+        assert "if it is what a norm has learned, say so with --trained-norm FILE" in message
     (tmp_path / "softmax.json").write_text(json.dumps({"norm": "softmax", "ignore": ["*.ssa_?"]}))
     read_source(gpt2_with_ssa, "softmax", trained_norm=tmp_path / "softmax.json")
 
@@ -130,8 +130,8 @@ def test_weights_that_look_like_a_norms_are_an_error(gpt2_with_ssa, sharp_export
         ({"norm": "entmax"}, "names the parameter 'b'; norm entmax has no parameters"),
         ({"parameters": {"b": 1.0}}, "does not say the parameter 'n'; norm ssa has b, n"),
         ({"parameters": {"b": 1.0, "n": "h.{layer}.n"}}, "names the weights 'h.0.n', which"),
-        ({"parameters": {"b": 1.0, "n": 0.5}}, "ssa has b above 0 and n of at least 1, but here b 1, n 0.5"),
-        ({"parameters": {"b": 1.0, "n": 1.5}}, "that the trained norm ssa does not name"),
+        ({"parameters": {"b": 1.0, "n": 0.0}}, "ssa has b and n above 0, but here b 1, n 0"),
+        ({"parameters": {"b": 1.0, "n": 0.5}}, "weights has 'transformer.h.0.attn.ssa_b'"),
         ({"parameters": {"b": 1.0, "n": "transformer.h.{layer}.ln_1.weight"}}, "has shape [48], but must have [6]"),
         ({"alfa": 2.0}, "alfa: Extra inputs are not permitted"),
     ],

@@ -1,4 +1,4 @@
-"""A model folder from anyone: the weights must lie in the folder and be as large as the model says."""
+"""Weights of an untrusted model folder must lie in the folder and be as large as the model says."""
 
 import os
 import random
@@ -8,14 +8,14 @@ import onnx
 import pytest
 
 from sharp import LLM
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.exporter.forms.uncached.scoring import read_uncached
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A folder that is made once."""
+    """Return an exported folder, made once for all tests."""
     import torch
     from click.testing import CliRunner
 
@@ -40,7 +40,7 @@ def change(folder, **entries):
     """Write `entries` into the external data of the first tensor that has any."""
     path = folder / "model.onnx"
     model = onnx.load(path, load_external_data=False)
-    tensor = next(one for one in model.graph.initializer if one.external_data)
+    tensor = next(initializer for initializer in model.graph.initializer if initializer.external_data)
     for entry in tensor.external_data:
         entry.value = entries.get(entry.key, entry.value)
     path.write_bytes(model.SerializeToString())
@@ -54,7 +54,7 @@ def test_weights_outside_the_folder_are_refused(folder, tmp_path, location):
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "loop").symlink_to("loop")
     change(folder, location=location.format(base=tmp_path))
-    # Since Python 3.13 a link to itself is taken for a file that is not there.
+    # Since Python 3.13, a link to itself counts as a missing file.
     also = "|'loop' is missing" if location == "loop" else ""
     with pytest.raises(InputError, match=f"outside the model folder{also}"):
         LLM(folder)
@@ -83,9 +83,9 @@ def test_sizes_are_checked(folder, entries, message):
 def test_a_tensor_larger_than_any_memory_is_refused(folder, dimensions):
     path = folder / "model.onnx"
     model = onnx.load(path, load_external_data=False)
-    tensor = next(one for one in model.graph.initializer if one.external_data)
+    tensor = next(initializer for initializer in model.graph.initializer if initializer.external_data)
     tensor.dims.extend(dimensions)
-    entry = next(one for one in tensor.external_data if one.key == "length")
+    entry = next(item for item in tensor.external_data if item.key == "length")
     tensor.external_data.remove(entry)
     path.write_bytes(model.SerializeToString())
     with pytest.raises(InputError, match="bytes, but the weights"):
@@ -115,7 +115,7 @@ def test_weights_in_subgraphs_and_functions_are_checked_too(folder):
 
 
 def test_damaged_models_are_one_sentence_or_load(folder):
-    """Bits flipped anywhere in the graph: a refusal of ours, never another exception."""
+    """Models with bits flipped anywhere in the graph load or are refused with an InputError, and raise nothing else."""
     path = folder / "model.onnx"
     whole = path.read_bytes()
     rng = random.Random(0)

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
+from sharp.core.checksums import damaged_files
 from sharp.exporter.forms.contiguous.session import ContiguousSession
-from sharp.plugins.checksums import damaged_files
 from sharp.plugins.cuda.model_kernels import options_of_model
-from sharp.plugins.ops.function_body import attach_function
+from sharp.plugins.op.function_body import attach_function
 from tests.exporter.conftest import give_the_old_name
 
 PROMPT = np.array([[72, 101, 108, 108, 111]])
@@ -17,7 +17,7 @@ PROMPT = np.array([[72, 101, 108, 108, 111]])
 
 @pytest.fixture
 def folders(checkpoint, sharp_export, tmp_path):
-    """Today's folder, and the same as it was."""
+    """Return a folder of today, and a copy of it with the old name of the op."""
     out = tmp_path / "out"
     exported = sharp_export(checkpoint("asentmax"), "--norm", "asentmax", "--cache", "contiguous", "-o", out)
     assert exported.exit_code == 0, exported.output
@@ -38,7 +38,7 @@ def test_an_old_folder_loads_with_and_without_kernels(folders):
     expected = ContiguousSession(out, kernels=True).generate(PROMPT, 8)
     for kernels in (True, False):
         np.testing.assert_array_equal(ContiguousSession(old, kernels=kernels).generate(PROMPT, 8), expected)
-    # The kernels are found by the old name too: without its body nothing else could compute the node.
+    # The kernels are also found by the old name: without its body, nothing else can compute the node.
     model = onnx.load(old / "model.onnx", load_external_data=False)
     del model.functions[:]
     onnx.save(model, old / "model.onnx")

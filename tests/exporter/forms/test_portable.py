@@ -1,12 +1,12 @@
-"""`sharp-export --target portable`: standard ops only, so that any tool reads it and needs nothing of ours."""
+"""`sharp-export --target portable` writes standard ops only, so that any tool reads the model without Sharp."""
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.forms.contiguous.session import ContiguousSession
-from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
 from tests.exporter.tiny_hugging_face import save, tiny
@@ -15,7 +15,7 @@ from tests.tensorrt_rtx import build_engine
 
 
 def nodes_of(graph):
-    """Those of inner graphs too."""
+    """Yield the nodes of a graph, those of inner graphs included."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -34,10 +34,10 @@ def nodes_of(graph):
 def test_every_form_is_standard_onnx(checkpoint, sharp_export, tmp_path, norm, cache):
     source, out = checkpoint(norm, "nape"), tmp_path / "out"
     result = sharp_export(source, "--norm", norm, "--cache", cache, "--target", "portable", "-o", out)
-    assert result.exit_code == 0, result.output  # verified in ONNX Runtime without Sharp's library
+    assert result.exit_code == 0, result.output  # the export is verified in ONNX Runtime without Sharp's library
     manifest = read_manifest(out)
     assert manifest.target == "portable"
-    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"inlined"}
+    assert {comparison["runtime"] for comparison in manifest.verification["comparisons"]} == {"inlined"}
     path = out / "model.onnx"
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
@@ -47,7 +47,7 @@ def test_every_form_is_standard_onnx(checkpoint, sharp_export, tmp_path, norm, c
     constants = [node.attribute[0].name for node in nodes_of(model.graph) if node.op_type == "Constant"]
     assert set(constants) == {"value"}  # onnxslim and ONNX Runtime's float16 converter misread `value_float`
     used = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.input}
-    assert {one.name for one in model.graph.initializer} <= used
+    assert {tensor.name for tensor in model.graph.initializer} <= used
     onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert build_engine(model, path).nbytes > 0
 
@@ -68,4 +68,4 @@ def test_windows_and_soft_caps_come_along(sharp_export, tmp_path):
 def test_the_server_does_not_update_its_cache_in_place(checkpoint, sharp_export, tmp_path):
     sharp_export(checkpoint("ssa"), "--norm", "ssa", "--target", "portable", "-o", tmp_path / "out")
     loaded = OnnxRuntimeBackend.load(tmp_path / "out", read_manifest(tmp_path / "out"), BackendConfig())
-    assert not loaded.kernels  # only they can
+    assert not loaded.kernels  # only the kernels can update a cache in place

@@ -9,13 +9,13 @@ import pytest
 import torch
 from onnx import inliner
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.forms.uncached.scoring import ExportedModel, TorchModel
 from sharp.exporter.forms.uncached.session import UncachedSession
 from sharp.models.checkpoint import Model, save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
 from sharp.models.tasks.registry import get_task
-from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import tiny_model
 from tests.marks import full
 from tests.tensor_models import numbers_model, set_model, shaken
@@ -29,7 +29,7 @@ def encoder(norm: str = "softmax", positions: str = "rope") -> Model:
 
 @pytest.fixture
 def export_model(sharp_export, tmp_path):
-    """Exports a model and checks that the folder was verified with both runtimes; returns the folder."""
+    """Return a function that exports a model, asserts that both runtimes verified it, and returns the folder."""
 
     def export(model: Model, norm: str, **stored):
         save_checkpoint(tmp_path / "tiny.safetensors", model, dtype=torch.float32, **stored)
@@ -94,14 +94,14 @@ def test_models_of_numbers_with_another_parameter(sharp_export, tmp_path, traine
     save_checkpoint(tmp_path / "tiny.pt", numbers_model(trained))
     options = ("--norm", norm, "--cache", "none", *options)
     result = sharp_export(tmp_path / "tiny.pt", *options, "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.output  # PyTorch has it, too
+    assert result.exit_code == 0, result.output  # PyTorch computes with the same parameter, so the export is verified
 
 
 @pytest.mark.parametrize(
     ("norm", "positions"),
     [
         ("ssa", "nape"),
-        *(full(*one) for one in (("entmax", "rope"), ("ssmax", "alibi"))),
+        *(full(*pair) for pair in (("entmax", "rope"), ("ssmax", "alibi"))),
     ],
 )
 def test_decoders_over_whole_sequences(export_model, norm, positions):
@@ -167,7 +167,7 @@ def test_a_set_model_with_another_norm_is_warned_about(sharp_export, tmp_path):
     result = sharp_export(tmp_path / "set.safetensors", *options)
     assert result.exit_code == 0, result.output
     assert "UNTRAINED NORM" in result.output
-    assert "Perplexity" not in result.output  # it reads no text
+    assert "Perplexity" not in result.output  # the model reads no text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""ONNX Runtime's float16 converter on exported models, as docs/compatibility.md says to use it."""
+"""ONNX Runtime's float16 converter works on exported models, used as docs/compatibility.md says."""
 
 import numpy as np
 import onnx
@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
-from sharp.plugins.kernel_library import register_kernels
+from sharp.plugins.cuda.kernel_library import register_kernels
 from tests.marks import full
 
 

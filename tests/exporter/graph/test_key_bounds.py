@@ -1,4 +1,4 @@
-"""`key_bound`: no key is longer, whatever the tokens are, and however the model is exported."""
+"""`key_bound` is an upper limit of every key's length, for all tokens and for every way to export the model."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ CONFIG = SharpConfig(
 
 
 def make_model(**changes: object) -> SharpForCausalLM:
-    """Weights and gains that differ from row to row and channel to channel."""
+    """Return a model whose weights and gains differ from row to row and from channel to channel."""
     torch.manual_seed(3)
     model = SharpForCausalLM(replace(CONFIG, **changes))
     with torch.no_grad():
@@ -37,7 +37,7 @@ def make_model(**changes: object) -> SharpForCausalLM:
 
 
 def worst_token(model: SharpForCausalLM, layer: int, head: int) -> torch.Tensor:
-    """The hidden state whose key is longest, by the head's first singular vector."""
+    """Return the hidden state with the head's longest key, by the first singular vector of the head's weights."""
     block = model.blocks[layer]
     rows = block.attention.k_proj.weight.unflatten(0, (CONFIG.kv_heads, -1))[head] * block.attention_norm.weight
     return 1e6 * torch.linalg.svd(rows.detach()).Vh[0]
@@ -76,7 +76,7 @@ def test_the_bound_holds_for_quantized_products(packing: Packing) -> None:
 
 
 def packed(weight: np.ndarray, packing: Packing) -> onnx.ModelProto:
-    """A model of one product with `weight`, as `--quantize` writes it."""
+    """Return a model of one product with `weight`, packed in the format that `--quantize` writes."""
     value = helper.make_tensor_value_info
     node = helper.make_node("MatMul", ["x", "weight"], ["y"], "product")
     graph = helper.make_graph(
@@ -98,7 +98,11 @@ def multiply(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 
 def test_a_large_gain_beside_small_ones_is_covered() -> None:
-    """It makes steps of its block large: the rounded neighbours of a channel that no key reads add up."""
+    """The bound covers rounded weights beside one large gain.
+
+    A large gain makes the quantization steps of its block large, and the rounding errors of the block's other channels
+    add up.
+    """
     model = make_model(hidden_size=256)
     with torch.no_grad():
         block = model.blocks[0]
@@ -115,10 +119,13 @@ def test_a_large_gain_beside_small_ones_is_covered() -> None:
 
 
 def test_an_exported_model_without_statistics_has_the_logprobs_of_pytorch(tmp_path, sharp_export) -> None:
-    """Statistics turn the window off, and verification asks for them."""
+    """A model that generates without statistics, and so reads only a window of keys, has the logprobs of PyTorch.
+
+    Verification always requests statistics, which turn the window off.
+    """
     model = tiny_model("asentmax", "nape", max_context=1024)
     with torch.no_grad():
-        for block in model.blocks:  # logits large enough to reach far
+        for block in model.blocks:  # logits are so large that keys far away matter
             block.attention.q_proj.weight *= 8
             block.attention.k_proj.weight *= 8
     save_checkpoint(tmp_path / "tiny.safetensors", model, dtype=torch.float32)
@@ -127,7 +134,7 @@ def test_an_exported_model_without_statistics_has_the_logprobs_of_pytorch(tmp_pa
     ids = torch.randint(3, 250, (600,), generator=torch.Generator().manual_seed(1)).tolist()
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
     llm = LLM(tmp_path / "out", engine=EngineConfig(attention_interval=0))
-    found = [one.logprob for one in llm.generate([ids], params)[0].prompt_logprobs]
+    found = [entry.logprob for entry in llm.generate([ids], params)[0].prompt_logprobs]
     with torch.no_grad():
         expected = model(torch.tensor([ids]))[0, :-1].double().log_softmax(-1)
     np.testing.assert_allclose(found, expected[range(599), ids[1:]], atol=2e-4)

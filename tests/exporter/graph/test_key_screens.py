@@ -1,4 +1,4 @@
-"""`sharp-export --key-screen`: an entmax model whose cache holds its keys a second time, in 8 bits."""
+"""`sharp-export --key-screen`: an entmax model whose cache also holds an 8-bit copy of its keys."""
 
 import json
 
@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from sharp import LLM, SamplingParams
+from sharp.core.manifest import read_manifest
 from sharp.exporter.graph.key_screens import leave_out_key_screens
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.ops.key_screen import screen_bytes
+from sharp.plugins.op.key_screen import screen_bytes
 from sharp.serving.config import BackendConfig
 from tests.marks import full
 
@@ -36,16 +36,16 @@ def test_the_export_agrees_with_pytorch_in_both_runtimes(screened, norm, positio
     graph = onnx.load(folder / "model.onnx").graph
     shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
     assert shapes["key_screen.0"][2].dim_value == shapes["key_screen_out.0"][2].dim_value == screen_bytes(8, 16)
-    shifts = [onnx.numpy_helper.to_array(one) for one in graph.initializer if one.name == "key_shift.0"]
+    shifts = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name == "key_shift.0"]
     assert shifts[0].shape == (2, 8)
     assert np.abs(shifts[0]).max() > 0
-    # Served, with the screen and as standard ops, which read all keys: long prompts, one of them from the prefix cache.
+    # Serve long prompts, one of them from the prefix cache, with the screen, and as standard ops, which read all keys.
     prompt = (np.arange(700) * 31 % 251).tolist()
     prompts, params = [prompt, [*prompt[:640], 5, 6]], SamplingParams(temperature=0, max_tokens=6)
     served = LLM(folder).generate(prompts, params)
     standard = LLM(folder, backend=BackendConfig(kernels=False)).generate(prompts, params)
-    assert [one.token_ids for one in served] == [one.token_ids for one in standard]
-    # Engines of TensorRT-RTX get the model without.
+    assert [completion.token_ids for completion in served] == [completion.token_ids for completion in standard]
+    # TensorRT-RTX gets the model without key screens.
     model = onnx.load(folder / "model.onnx")
     leave_out_key_screens(model)
     onnx.checker.check_model(model)

@@ -1,20 +1,20 @@
-"""The factor of a learned length scale in the statistics of every form, as PyTorch computes the traced module."""
+"""In every form, statistics include the factor of a learned length scale, as PyTorch computes it."""
 
 import math
 
 import pytest
 import torch
 
-from sharp.exporter.checkpoints.mapped_decoder import MappedDecoder
-from sharp.exporter.checkpoints.norm_map import map_heads, read_norm_map
+from sharp.core.manifest import Cache
 from sharp.exporter.checkpoints.own_model import OwnDecoder
-from sharp.exporter.checkpoints.uncached_model import UncachedDecoder, UncachedSet
 from sharp.exporter.forms.contiguous.model import ContiguousGraph
 from sharp.exporter.forms.paged.model import trace_paged
 from sharp.exporter.forms.uncached.model import UncachedGraph
-from sharp.exporter.graph.head_parts import LayerStatistics
+from sharp.exporter.sources.head_parts import LayerStatistics
+from sharp.exporter.sources.mapped_decoder import MappedDecoder
+from sharp.exporter.sources.norm_map import map_heads, read_norm_map
+from sharp.exporter.sources.uncached_model import UncachedDecoder, UncachedSet
 from sharp.models.max_retrieval import MaxRetrieval, MaxRetrievalConfig
-from sharp.plugins.manifest import Cache
 from tests.exporter.conftest import tiny_model
 
 INVERSE_TEMPERATURE = 2
@@ -24,7 +24,7 @@ ids = torch.arange(2 * TOKENS).reshape(2, TOKENS)
 
 
 def with_scales(norm: str = "ssmax"):
-    """A model of two layers whose s differ by layer and head."""
+    """Return a model of two layers whose parameters s differ by layer and head."""
     model = tiny_model(norm, "rope", layers=2).eval()
     for layer, block in enumerate(model.blocks):
         s = block.attention.query_scale.s
@@ -33,7 +33,7 @@ def with_scales(norm: str = "ssmax"):
 
 
 def expected(model, positions: torch.Tensor) -> torch.Tensor:
-    """s ln(i + 2), [layers, q_heads, positions]."""
+    """Return the factors s ln(i + 2), [layers, q_heads, positions]."""
     s = torch.stack([block.attention.query_scale.s for block in model.blocks])
     return s[..., None] * torch.log(positions + 2.0)
 
@@ -46,7 +46,7 @@ def test_the_paged_form():
     positions = tracing.arguments[1]
     factors = expected(model, positions).transpose(1, 2)  # [layers, tokens, q_heads]
     torch.testing.assert_close(stats[..., INVERSE_TEMPERATURE], factors)
-    assert (stats[..., 1] == 1 + positions[:, None]).all()  # all else is as it was
+    assert (stats[..., 1] == 1 + positions[:, None]).all()  # the other statistics are unchanged
 
 
 def test_layers_without_sinks_beside_such_with_them_have_the_mass_0():

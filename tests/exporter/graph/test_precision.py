@@ -1,4 +1,4 @@
-"""`--dtype`, `--kv-dtype`, `--quantize`, `--block-size`, `--max-context` and `--opset`: what a user gets."""
+"""Exports with `--dtype`, `--kv-dtype`, `--quantize`, `--block-size`, `--max-context` and `--opset`."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,11 @@ import pytest
 from onnx import TensorProto
 
 from sharp import LLM, SamplingParams
+from sharp.core.manifest import read_manifest
 from sharp.exporter.forms.uncached.scoring import ExportedModel
 from sharp.exporter.graph.lowering import OPSETS
 from sharp.exporter.graph.quantization import choose_packings
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
@@ -25,7 +25,10 @@ PROMPT = [5, 17, 30, 44, 8, 61, 72, 19, 3, 88, 12]
 
 @pytest.fixture
 def wide(tmp_path):
-    """A checkpoint whose rows are whole blocks of weights, so that its embedding can share the output layer's."""
+    """Return a function that saves a checkpoint with rows of whole blocks.
+
+    With whole blocks, embedding and output layer can share quantized weights.
+    """
 
     def save(norm: str = "softmax", positions: str = "rope"):
         save_checkpoint(tmp_path / "wide.safetensors", tiny_model(norm, positions, hidden_size=128))
@@ -41,7 +44,7 @@ def generate(folder) -> list[int]:
 
 
 def stored_types(folder) -> dict[int, int]:
-    """Bytes of the external data by the type of their numbers; what two tensors share counts once."""
+    """Return the bytes of external data for each type of numbers; bytes that two tensors share count once."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     parts = {}
     for tensor in model.graph.initializer:
@@ -56,7 +59,8 @@ def stored_types(folder) -> dict[int, int]:
     [
         ({"q_heads": 9, "kv_heads": 3, "head_dim": 64, "hidden_size": 576}, 8),  # SmolLM2-135M
         ({"q_heads": 16, "kv_heads": 8, "head_dim": 128, "hidden_size": 1024}, 8),  # Qwen3-0.6B
-        ({"q_heads": 12, "kv_heads": 12, "head_dim": 64, "hidden_size": 768}, 4),  # GPT-2: as many keys as queries
+        # GPT-2, with as many key heads as query heads
+        ({"q_heads": 12, "kv_heads": 12, "head_dim": 64, "hidden_size": 768}, 4),
     ],
 )
 def test_int4_keeps_the_product_with_few_keys_in_8_bits(heads, expected):
@@ -68,7 +72,8 @@ def test_int4_keeps_the_product_with_few_keys_in_8_bits(heads, expected):
     assert packings[-1].bits == 8
     for_gpus = choose_packings(layer * 30 + [(hidden, 50_000)], "int4-128", config)
     assert [packing.bits for packing in for_gpus] == [packing.bits for packing in packings]
-    assert {packing.block for packing in for_gpus} == {128 if hidden % 128 == 0 else 64}  # whole blocks can be shared
+    # only whole blocks can be shared with the embedding
+    assert {packing.block for packing in for_gpus} == {128 if hidden % 128 == 0 else 64}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +87,13 @@ def test_a_quantized_model_is_verified_and_served(wide, sharp_export, tmp_path, 
     assert result.exit_code == 0, result.output
     manifest = read_manifest(tmp_path / "out")
     assert (manifest.quantization, manifest.dtype, manifest.cache.dtype) == (quantization, dtype, dtype)
-    found = {one["runtime"] for one in manifest.verification["comparisons"]}
+    found = {comparison["runtime"] for comparison in manifest.verification["comparisons"]}
     assert found == {"kernels", "inlined", f"kernels {quantization}", f"inlined {quantization}"}
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     limit = {"int8": 0.01, "int4": 0.08, "int4-128": 0.17}[quantization]
     by_kernels, inlined = report["perplexity"]["runtimes"]
     assert abs(by_kernels["relative_error"]) <= limit
-    # Few tokens are read by standard ops, so they are compared with the kernels on the same weights.
+    # Standard ops are slow, so they read few tokens, and are compared with the kernels on the same weights.
     assert (by_kernels["reference"], inlined["reference"]) == ("PyTorch", f"kernels {quantization}")
     assert abs(inlined["relative_error"]) <= 2e-2
     sizes = stored_types(tmp_path / "out")
@@ -160,14 +165,14 @@ def test_a_scaled_cache_is_not_run_without_kernels(wide, sharp_export, tmp_path,
     result = sharp_export(wide("entmax", "alibi"), "--norm", "entmax", "--kv-dtype", kv_dtype, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     manifest = read_manifest(tmp_path / "out")
-    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
+    assert {comparison["runtime"] for comparison in manifest.verification["comparisons"]} == {"kernels"}
     with pytest.raises(InputError, match=rf"has an {kv_dtype} cache, which needs Sharp's kernels"):
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
 
 
 @pytest.mark.full
 def test_another_form_in_half_precision(sharp_export, tmp_path):
-    source = save(tiny("gemma2"), tmp_path / "gemma2")  # its norms keep float32 scales
+    source = save(tiny("gemma2"), tmp_path / "gemma2")  # Gemma 2's norms keep float32 scales
     options = ("--norm", "softmax", "--cache", "contiguous", "--dtype", "float16")
     result = sharp_export(source, *options, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -193,12 +198,12 @@ def test_bfloat16_is_verified_in_float32(wide, sharp_export, tmp_path, norm, cac
     sizes = stored_types(tmp_path / "out")
     assert max(sizes, key=sizes.__getitem__) == TensorProto.BFLOAT16
     manifest = read_manifest(tmp_path / "out")
-    found = {one["runtime"] for one in manifest.verification["comparisons"]}
+    found = {comparison["runtime"] for comparison in manifest.verification["comparisons"]}
     assert (manifest.dtype, found) == ("bfloat16", {"kernels in float32", "inlined in float32"})
-    assert all(path.is_file() for path in (tmp_path / "out").iterdir())  # nothing is left of the copy
+    assert all(path.is_file() for path in (tmp_path / "out").iterdir())  # the temporary float32 copy is removed
     onnx.checker.check_model(tmp_path / "out" / "model.onnx", full_check=True)
-    # It is right only to rounding: another weight shows.
-    errors = [one["logits_error"] for one in manifest.verification["comparisons"]]
+    # The error shows that bfloat16 was rounded; an error of the model itself would be larger.
+    errors = [comparison["logits_error"] for comparison in manifest.verification["comparisons"]]
     assert 1e-5 < max(errors) < 8e-2
     if cache == "paged":
         with pytest.raises(InputError, match="computes in bfloat16, which ONNX Runtime does not do on a CPU"):
@@ -211,13 +216,13 @@ def test_the_target_tensorrt_has_only_nodes_for_a_plugin(wide, sharp_export, tmp
     assert result.exit_code == 0, result.output
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
     nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
-    assert not model.functions  # TensorRT's parser would take a function, and leave the plugin
+    assert not model.functions  # TensorRT's parser would prefer a function to the plugin
     for node in nodes:
         attributes = {attribute.name for attribute in node.attribute}
         assert {"plugin_version", "plugin_namespace", "normalizer", "causal"} <= attributes
         assert all(node.input)
     manifest = read_manifest(tmp_path / "out")
-    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
+    assert {comparison["runtime"] for comparison in manifest.verification["comparisons"]} == {"kernels"}
     assert len(generate(tmp_path / "out")) == 12
     with pytest.raises(InputError, match="was exported with --target tensorrt and needs Sharp's kernels"):
         OnnxRuntimeBackend.load(tmp_path / "out", manifest, BackendConfig(kernels=False))
@@ -233,12 +238,12 @@ def test_the_target_tensorrt_names_all_outputs_of_attention(wide, sharp_export, 
     nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
     assert nodes and not model.functions
     for node in nodes:
-        # TensorRT's parser wants as many as the plugin has, and nothing empty in the middle of the inputs.
+        # TensorRT's parser requires as many outputs as the plugin has, and no unnamed inputs.
         assert len(node.output) == 4 and all(node.output) and all(node.input)
     named = [name for node in model.graph.node for name in node.output]
     assert len(named) == len(set(named))
     manifest = read_manifest(tmp_path / "out")
-    assert {one["runtime"] for one in manifest.verification["comparisons"]} == {"kernels"}
+    assert {comparison["runtime"] for comparison in manifest.verification["comparisons"]} == {"kernels"}
     if cache == "none":
         with pytest.raises(InputError, match="was exported with --target tensorrt and has no body"):
             ExportedModel(tmp_path / "out", manifest, "body", threads=1)
@@ -251,7 +256,7 @@ def test_both_ends_of_the_opsets(wide, sharp_export, tmp_path, opset):
     path = tmp_path / "out" / "model.onnx"
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
-    assert {one.domain: one.version for one in model.opset_import}[""] == opset
+    assert {imported.domain: imported.version for imported in model.opset_import}[""] == opset
     assert read_manifest(tmp_path / "out").opset == opset
 
 

@@ -1,4 +1,4 @@
-"""`sharp inspect` on model folders and checkpoints: the numbers, the page and what is refused."""
+"""`sharp inspect` on model folders and checkpoints: its numbers, its page, and its refusals."""
 
 import base64
 import json
@@ -14,19 +14,19 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from sharp.core.cli import main
+from sharp.core.errors import InputError
 from sharp.exporter.inspection.attention_map import MAP_CELLS, attention_map, attention_weights
 from sharp.exporter.inspection.heads import extreme_heads, head_statistics
 from sharp.exporter.inspection.inspection import open_model
 from sharp.exporter.inspection.page import STEPS
-from sharp.exporter.inspection.prompt import DEFAULT_TOKENS, Prompt, tokenize
+from sharp.exporter.inspection.prompt import DEFAULT_TOKENS, PromptSource, tokenize
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import save_checkpoint
 from sharp.models.hugging_face import to_hugging_face
 from sharp.models.masked_lm import SharpForMaskedLM
-from sharp.plugins.cli import main
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.normalizers import normalize
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.normalizers import normalize
+from sharp.plugins.op.torch_normalizers import entropy
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.marks import full
@@ -36,7 +36,7 @@ TEXT = "Sharp heads keep their eyes on few tokens; dispersed heads look everywhe
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Checkpoint and model folder of a tiny model, `models(norm, positions)`, made once."""
+    """Return a function that makes a tiny model's checkpoint and model folder, once for each norm and positions."""
     made: dict[tuple[str, str], tuple[Path, Path]] = {}
 
     def get(norm: str, positions: str) -> tuple[Path, Path]:
@@ -64,13 +64,13 @@ def sharp_inspect(tmp_path):
 
 def recorded(path: Path):
     model = open_model(path)
-    text = tokenize(Prompt(text=TEXT), model)
+    text = tokenize(PromptSource(text=TEXT), model)
     return text, model.record(text.token_ids)
 
 
 COMBINATIONS = [
     ("ssa", "nape"),
-    *(full(*one) for one in (("asentmax", "nape"), ("softmax", "rope"), ("adaptive-temperature", "alibi"))),
+    *(full(*pair) for pair in (("asentmax", "nape"), ("softmax", "rope"), ("adaptive-temperature", "alibi"))),
 ]
 
 
@@ -192,11 +192,11 @@ def test_long_texts_have_maps_of_limited_size_that_keep_the_largest_weights(mode
     assert max(found.weights.shape) <= MAP_CELLS
     _, weights = attention_weights(record, 4, tokens - 1)
     assert found.weights[-1, 1] == weights[3:6].max()
-    assert (found.weights[-1] == 0).any()  # entmax
+    assert (found.weights[-1] == 0).any()  # entmax weights have exact zeros
 
 
 class Page(HTMLParser):
-    """What a browser would fetch, and the text of the scripts."""
+    """A parsed page: the addresses that a browser would fetch, and the text of its scripts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def test_the_text_cannot_break_out_of_the_page(models, sharp_inspect, tmp_path):
 
 def test_without_a_text_the_sharpest_and_the_most_dispersed_head_are_those_of_the_papers_prompt(models, tmp_path):
     model = open_model(models("softmax", "rope")[1])
-    text = tokenize(Prompt(), model)
+    text = tokenize(PromptSource(), model)
     assert DEFAULT_TOKENS - 6 < len(text.token_ids) <= DEFAULT_TOKENS
     question = "".join(text.pieces)
     assert re.fullmatch(r"What is the maximum in the following sequence: (\d+, )+\d+\? The maximum is:", question)

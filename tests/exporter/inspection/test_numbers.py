@@ -7,13 +7,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sharp.core.cli import main
 from sharp.exporter.inspection.attention_map import attention_map
 from sharp.exporter.inspection.heads import head_statistics
 from sharp.exporter.inspection.inspection import open_model
-from sharp.exporter.inspection.numbers import random_numbers
+from sharp.exporter.inspection.prompt import random_numbers
 from sharp.models.attention import EagerAttention
-from sharp.plugins.cli import main
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.torch_normalizers import entropy
 from tests.marks import full
 from tests.tensor_models import export_tensor_model, numbers_model, set_model
 
@@ -31,7 +31,7 @@ def sharp_inspect(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """The model folder of a model, with its checkpoint beside it."""
+    """Return a function that exports a model to a folder, with its checkpoint beside it, once per model."""
     made = {}
 
     def make(model):
@@ -44,7 +44,7 @@ def folder_of(tmp_path_factory):
 
 
 def records_of(folder, model):
-    """The records of the folder and of its checkpoint, over the same inputs."""
+    """Return random inputs, and their records from the folder and from its checkpoint."""
     inputs = random_numbers(11 if hasattr(model.config, "classes") else 0, COUNT)
     checkpoint = folder.with_name("checkpoint.safetensors")
     return inputs, open_model(folder).record(inputs), open_model(checkpoint).record(inputs)

@@ -1,22 +1,22 @@
-"""What the pictures of an inspection show, read from the figures."""
+"""The content of the pictures of an inspection, read from matplotlib's figures."""
 
 import numpy as np
 import pytest
 
 from sharp.exporter.inspection.attention_map import AttentionMap
-from sharp.exporter.inspection.heads import HeadStatistics
+from sharp.exporter.inspection.heads import TokenStatistics
 from sharp.exporter.inspection.pictures import draw_entropy, draw_heads, draw_maps
 
 LAYERS, HEADS, TOKENS = 2, 3, 4
 
 
 @pytest.fixture
-def statistics() -> HeadStatistics:
+def statistics() -> TokenStatistics:
     visible = np.tile(np.arange(1.0, TOKENS + 1), (LAYERS, 1))
     shape = (LAYERS, HEADS, TOKENS)
     entropy = np.log(visible)[:, None] * np.array([0.1, 0.5, 0.9])[:, None]
     ones = np.ones(shape)
-    return HeadStatistics(visible, entropy, visible[:, None] * ones / 2, ones, ones, None)
+    return TokenStatistics(visible, entropy, visible[:, None] * ones / 2, ones, ones, None)
 
 
 def test_a_layer_has_a_curve_per_head_their_mean_and_that_of_uniform_attention(statistics) -> None:

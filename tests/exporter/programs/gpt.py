@@ -1,4 +1,4 @@
-"""A GPT in one file, as people write it: no line of it is Sharp's. `attend` is what the tests vary."""
+"""A GPT in one file, as people write it, without any code of Sharp. Tests vary its function `attend`."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from torch.nn import functional
 
 VOCABULARY, WIDTH, HEADS, CONTEXT = 257, 32, 4, 64
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # of [batch, heads, tokens, dim]
+# maps tensors [batch, heads, tokens, dim] to the output of attention
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -51,15 +52,16 @@ def einsums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def expanded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Grouped queries by expand, as litgpt and Llama's own code have them."""
+    """Compute attention with grouped queries by expanding keys and values, as litgpt's and Llama's own code do."""
     key, value = (
-        one[:, :, None].expand(-1, -1, query.shape[1] // one.shape[1], -1, -1).flatten(1, 2) for one in (key, value)
+        tensor[:, :, None].expand(-1, -1, query.shape[1] // tensor.shape[1], -1, -1).flatten(1, 2)
+        for tensor in (key, value)
     )
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def of_a_type(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The query says the type of the weights, and the logits the size of the mask, as in torchtune's Gemma 2."""
+    """Compute attention in the query's type, with a mask of the logits' size, as torchtune's Gemma 2 does."""
     scores = logits(query, key)
     scores = scores + torch.full_like(scores, -1e9).triu(1)
     weights = scores.float().softmax(-1).type_as(query)
@@ -67,14 +69,14 @@ def of_a_type(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def written_into(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Some heads are scaled in place, as in github.com/deep-spin/asentmax."""
+    """Compute attention after scaling some heads in place, as github.com/deep-spin/asentmax does."""
     query = query.clone()
     query[:, -2:] = query[:, -2:].clone() * torch.arange(2, query.shape[2] + 2).log()[:, None]
     return fused(query, key, value)
 
 
 def with_weights(normalize: Callable[[Tensor], Tensor]) -> Attend:
-    """Attention with another function in the place of softmax."""
+    """Return attention with `normalize` in place of softmax."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = logits(query, key)
@@ -86,7 +88,7 @@ def with_weights(normalize: Callable[[Tensor], Tensor]) -> Attend:
 
 
 def ssa_of_the_authors(scores: Tensor) -> Tensor:
-    """As github.com/omyokun/SSA writes it: b = exp(0.3), n = exp(0.4)."""
+    """Return SSA weights as github.com/omyokun/SSA computes them, with b = exp(0.3) and n = exp(0.4)."""
     a, n = torch.tensor([0.3]).exp(), torch.tensor(0.4).exp()
     sign = torch.where(scores == 0, 1.0, scores.sign())
     powers = (1 + a * scores.abs()) ** (sign * n)
@@ -94,7 +96,7 @@ def ssa_of_the_authors(scores: Tensor) -> Tensor:
 
 
 def adaptive_of_the_authors(scores: Tensor) -> Tensor:
-    """As the paper's Figure 4 writes it."""
+    """Return adaptive-temperature weights as Figure 4 of the paper computes them."""
     probabilities = scores.softmax(-1)
     entropy = -(probabilities * torch.log(probabilities + 1e-9)).sum(-1, keepdim=True)
     polynomial = (((-0.037 * entropy + 0.481) * entropy - 2.3) * entropy + 4.917) * entropy - 1.791
@@ -115,7 +117,7 @@ class Attention(nn.Module):
 
 
 class GPT(nn.Module):
-    """`mixing` is what a test puts between the embedding and the blocks."""
+    """A small GPT. A test may put a module `mixing` between the embedding and the blocks."""
 
     def __init__(
         self,

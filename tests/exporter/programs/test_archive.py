@@ -1,4 +1,4 @@
-"""A `.pt2` that is damaged or hostile does nothing but fail with a sentence."""
+"""A `.pt2` file that is damaged or hostile is refused with one sentence and has no other effect."""
 
 import io
 import json
@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sharp.core.errors import InputError
+from sharp.exporter.module import evaluated, trace
 from sharp.exporter.programs.archive import load_program
 from sharp.exporter.programs.memory_limit import MASKS, memory_of_program
-from sharp.exporter.programs.module import evaluated, trace
 from sharp.exporter.programs.reading import read_program
-from sharp.plugins.errors import InputError
 from tests.exporter.programs import gpt
 
 
 class Evil:
-    """Unpickling it makes a file."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,7 +42,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewrite(program: Path, folder: Path, part: str, change: Callable[[bytes], bytes]) -> Path:
-    """A copy with the part whose name ends so changed."""
+    """Copy the program with one part changed, the part whose name ends with `part`; return the new path."""
     path = folder / "changed.pt2"
     with zipfile.ZipFile(program) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         assert any(name.endswith(part) for name in old.namelist())
@@ -119,7 +119,9 @@ def test_a_damaged_one_is_refused(program: Path, tmp_path: Path, cut: int) -> No
 
 def test_a_weight_with_another_byte_is_told(program: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(program) as archive:
-        weights = [one for one in archive.infolist() if "/weights/" in one.filename and one.filename[-1].isdigit()]
+        weights = [
+            entry for entry in archive.infolist() if "/weights/" in entry.filename and entry.filename[-1].isdigit()
+        ]
         largest = max(weights, key=lambda one: one.file_size)
         weight = archive.read(largest)
     content = program.read_bytes()
@@ -131,7 +133,7 @@ def test_a_weight_with_another_byte_is_told(program: Path, tmp_path: Path) -> No
 
 
 def test_the_pickles_of_torch_2_7_are_never_read(program: Path, tmp_path: Path) -> None:
-    """What torch falls back to where a program of today's format has an error."""
+    """Pickles of torch 2.7's format are never read, though torch reads them if a program of today has an error."""
     made = tmp_path / "made"
     path = rewrite(program, tmp_path, "archive_version", lambda _: b"1000")
     with zipfile.ZipFile(path, "a") as archive:
@@ -187,7 +189,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, sharp_exp
 
 
 class Doubled(nn.Module):
-    """2^39 numbers, of a file of some kilobytes."""
+    """A module whose file has some kilobytes and whose program makes 2^39 numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,4 +214,14 @@ def test_a_program_that_takes_all_memory_is_stopped_and_its_line_named(tmp_path:
 def test_inside_no_more_memory_than_that_is_given() -> None:
     with memory_of_program(0), pytest.raises(RuntimeError, match="allocate memory"):
         torch.empty(MASKS + 2**30, dtype=torch.uint8)
-    torch.empty(MASKS + 2**30, dtype=torch.uint8)  # never touched
+    torch.empty(MASKS + 2**30, dtype=torch.uint8)  # the memory is never written, so the system does not allocate it
+
+
+def test_weights_that_a_program_does_not_read_are_named(tmp_path: Path) -> None:
+    module = gpt.GPT()
+    module.register_parameter("temperature", nn.Parameter(torch.ones(1)))
+    path = tmp_path / "model.pt2"
+    with evaluated(module):
+        torch.export.save(trace(module, (torch.zeros(2, 9, dtype=torch.int64),)), path)
+    (unused,) = read_program(path, None).unused
+    assert unused.unknown == ("temperature",)

@@ -1,4 +1,4 @@
-"""How a module is called when it is exported: with tensors, tuples and dicts, compiled, and with images."""
+"""Modules are exported with tensors, tuples and dicts as inputs, compiled, and with images."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import sharp
+from sharp.core.errors import InputError
 from sharp.exporter.forms.uncached.session import UncachedSession
-from sharp.exporter.programs.module import evaluated, trace
-from sharp.plugins.errors import InputError
+from sharp.exporter.module import evaluated, trace
 from tests.exporter.programs import gpt
 
 WORDS = torch.randn(2, 9, gpt.WIDTH)
@@ -33,7 +33,7 @@ class Encoder(nn.Module):
 
 
 class Named(nn.Module):
-    """Takes its inputs by name, and one in a dict, and returns a dict."""
+    """A module with inputs by name, one of them a dict, and a dict as output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ def test_a_compiled_module_is_exported_as_what_it_compiles(tmp_path: Path) -> No
     with evaluated(module):
         program = trace(module, TOKENS)
     assert not [name for name in program.state_dict if "_orig_mod" in name]
-    assert isinstance(module.attention[0], torch._dynamo.OptimizedModule)  # left as it was
+    assert isinstance(module.attention[0], torch._dynamo.OptimizedModule)  # the user's module stays compiled
     exported(torch.compile(module, backend="eager"), TOKENS, tmp_path / "model")
 
 
 class Vision(nn.Module):
-    """Patches of 4 by 4 pixels with a table of positions for images of 16 by 16, which no other size has."""
+    """Patches of 4 by 4 pixels with a table of positions for images of 16 by 16, which fits no other size."""
 
     def __init__(self, *, table: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_an_image_varies_where_it_can_and_is_never_smaller_than_the_kernel(tmp_p
 
 
 class Axial(nn.Module):
-    """Rows, then columns: the sequences of the second layer are not those of the first."""
+    """Attention over rows, then over columns, so that the second layer's sequences differ from the first layer's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention in layouts that people write: heads in the batch, groups in an einsum, a query that nobody computes."""
+"""Attention is found in layouts that people write: heads in the batch, groups in an einsum, a query made of weights."""
 
 import math
 from collections.abc import Callable
@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sharp.core.errors import InputError
+from sharp.exporter.programs import program
 from sharp.exporter.programs.decoder import ProgramDecoder
 from sharp.exporter.programs.model import ProgramModel
-from sharp.plugins.errors import InputError
 from tests.exporter.programs import gpt
 from tests.exporter.programs.test_recognition import TOKENS, read
 
@@ -22,23 +23,23 @@ def visible(scores: Tensor) -> Tensor:
 
 
 def repeated(query: Tensor, *others: Tensor) -> list[Tensor]:
-    return [one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in others]
+    return [tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in others]
 
 
 def heads_in_the_batch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    parts = [one.flatten(0, 1) for one in (query, *repeated(query, key, value))]
+    parts = [tensor.flatten(0, 1) for tensor in (query, *repeated(query, key, value))]
     weights = visible(torch.bmm(parts[0], parts[1].transpose(1, 2)) * SCALE)
     return torch.bmm(weights, parts[2]).view(query.shape)
 
 
 def heads_in_the_batch_of_einsums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    parts = [one.reshape(-1, *one.shape[2:]) for one in (query, *repeated(query, key, value))]
+    parts = [tensor.reshape(-1, *tensor.shape[2:]) for tensor in (query, *repeated(query, key, value))]
     weights = visible(torch.einsum("bqd,bkd->bqk", parts[0], parts[1]) * SCALE)
     return torch.einsum("bqk,bkd->bqd", weights, parts[2]).view(query.shape)
 
 
 def mask_in_the_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    parts = [one.flatten(0, 1) for one in (query, *repeated(query, key, value))]
+    parts = [tensor.flatten(0, 1) for tensor in (query, *repeated(query, key, value))]
     tokens = query.shape[2]
     mask = torch.full((tokens, tokens), -torch.inf).triu(1).expand(parts[0].shape[0], -1, -1)
     scores = torch.baddbmm(mask, parts[0], parts[1].transpose(1, 2), beta=2, alpha=SCALE)
@@ -75,7 +76,7 @@ def groups_in_einsums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     ],
 )
 def test_heads_are_found_wherever_they_stand(attend: gpt.Attend) -> None:
-    model = read(gpt.GPT(attend), TOKENS).model  # refuses what differs from the module
+    model = read(gpt.GPT(attend), TOKENS).model  # read refuses a program that differs from the module
     assert isinstance(model, ProgramDecoder)
     (layer,) = model.attention.layers
     assert (layer.q_heads, layer.kv_heads, layer.logits.causal) == (gpt.HEADS, 2, True)
@@ -83,7 +84,7 @@ def test_heads_are_found_wherever_they_stand(attend: gpt.Attend) -> None:
 
 
 def heads_before_the_batch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    parts = [one.transpose(0, 1).flatten(0, 1) for one in (query, *repeated(query, key, value))]
+    parts = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, *repeated(query, key, value))]
     weights = visible(parts[0] @ parts[1].transpose(1, 2) * SCALE)
     return (weights @ parts[2]).unflatten(0, (gpt.HEADS, -1)).transpose(0, 1)
 
@@ -107,7 +108,7 @@ def test_an_einsum_that_is_not_known_is_named_with_its_line() -> None:
 
 
 class Multihead(nn.Module):
-    """As people call torch.nn.MultiheadAttention: weights are returned, and not read."""
+    """torch.nn.MultiheadAttention, called as people call it: the weights are returned, but not used."""
 
     def __init__(self, *, causal: bool = False) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ def test_multihead_attention_that_returns_weights_has_its_heads(
 
 
 class Pooling(nn.Module):
-    """One learned query reads all tokens."""
+    """Attention of one learned query over all tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ def test_where_no_attention_is_found_the_first_product_is_named() -> None:
 
 
 class Streams(nn.Module):
-    """What follows from two products, without a norm, multiplies something else: AltUp of Gemma 3n."""
+    """Products of products without a norm, which are no attention, as in AltUp of Gemma 3n."""
 
     def forward(self, x: Tensor) -> Tensor:
         pairs = x.unflatten(-1, (-1, 2))
@@ -177,3 +178,11 @@ class Streams(nn.Module):
 
 def test_a_sum_of_products_without_a_norm_is_no_attention() -> None:
     assert read(gpt.GPT(gpt.written_out, mixing=Streams()), TOKENS).no_cache is None
+
+
+@pytest.mark.parametrize("bounds", [(2, 5), (5, 2), (None, 3), (-4, None), (-2, -6)])
+def test_a_slice_that_is_written_into_is_torchs(bounds: tuple[int | None, int | None]) -> None:
+    tensor = torch.arange(20.0).reshape(10, 2)
+    source = torch.full_like(tensor[slice(*bounds)], 7.0)
+    expected = torch.slice_scatter(tensor, source, 0, *bounds)
+    assert torch.equal(program._slice_scatter(tensor, source, 0, *bounds), expected)

@@ -1,4 +1,4 @@
-"""What a module's attention is, found in its graph; and what is refused, by name and line."""
+"""A module's attention is recognised in its graph, and other graphs are refused by the node's name and line."""
 
 import math
 from functools import partial
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
-from sharp.exporter.checkpoints.source import Source
+from sharp.core.errors import InputError
+from sharp.exporter.module import check_traced, evaluated, trace
 from sharp.exporter.programs.decoder import ProgramDecoder
-from sharp.exporter.programs.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
+from sharp.exporter.sources.source import Source
 from sharp.models.attention import EagerAttention
 from sharp.models.normalized_attention import normalized_attention
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.schema import TEMPERATURE_PRESETS
+from sharp.plugins.op.schema import TEMPERATURE_PRESETS
 from tests.exporter.programs import gpt
 from tests.marks import full
 
@@ -34,7 +34,7 @@ def read(module: nn.Module, *inputs: Tensor, norm: str | None = "softmax", **giv
 
 
 def count(scores: Tensor) -> Tensor:
-    """How many keys a row sees."""
+    """Return how many keys each row sees."""
     return (scores > -torch.inf).sum(-1, keepdim=True).float()
 
 
@@ -95,7 +95,7 @@ def test_a_call_by_name_brings_its_sinks(norm: str) -> None:
         given = parameters if norm == "ssa" else None
         return normalized_attention(query, key, value, norm=norm, head_params=given, sinks=sinks, causal=True)
 
-    source = read(gpt.GPT(named), TOKENS, norm=norm)  # refuses a program whose logits differ
+    source = read(gpt.GPT(named), TOKENS, norm=norm)  # read refuses a program whose logits differ
     assert isinstance(source.model, ProgramDecoder)
     seen: list[Tensor | None] = []
 
@@ -104,7 +104,7 @@ def test_a_call_by_name_brings_its_sinks(norm: str) -> None:
         return query
 
     source.model.hidden_states(TOKENS, torch.arange(TOKENS.shape[1])[None], attention)
-    assert [one.tolist() for one in seen if one is not None] == [sinks.tolist()] * len(seen)
+    assert [found.tolist() for found in seen if found is not None] == [sinks.tolist()] * len(seen)
 
 
 @pytest.mark.parametrize("norm", ["sigmoid-n", full("relu2-n")])
@@ -112,7 +112,7 @@ def test_a_call_by_name_brings_what_its_norm_makes_of_the_length(norm: str) -> N
     def named(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return normalized_attention(query, key, value, norm=norm, causal=True)
 
-    source = read(gpt.GPT(named), TOKENS, norm=None)  # refuses a program whose logits differ
+    source = read(gpt.GPT(named), TOKENS, norm=None)  # read refuses a program whose logits differ
     assert isinstance(source.model, ProgramDecoder)
     assert source.model.config.scheme.normalizer == norm.removesuffix("-n")
 
@@ -182,7 +182,10 @@ def test_a_scale_that_is_learned_has_no_start_values() -> None:
 
 
 def softpick_of_the_authors(scores: Tensor) -> Tensor:
-    """With their epsilon, and a mask that takes part in the sum only where it is finite (Zuhri et al. 2025)."""
+    """Return softpick weights as its authors write them (Zuhri et al. 2025).
+
+    They add an epsilon to the sum, which leaves out keys with an infinite mask.
+    """
     top = scores.amax(-1, keepdim=True)
     parts = torch.exp(scores - top) - torch.exp(-top)
     return parts.relu() / (torch.where(scores.isfinite(), parts.abs(), 0).sum(-1, keepdim=True) + 1e-8)
@@ -202,7 +205,8 @@ def softpick_of_the_authors(scores: Tensor) -> Tensor:
         (lambda scores: torch.sigmoid(scores - count(scores).log()), "sigmoid-n", 1.5),
         full(lambda scores: scores.relu() / count(scores), "relu-n", 1.5),
         full(lambda scores: scores.relu().square() / count(scores), "relu2-n", 1.5),
-        (lambda scores: torch.sigmoid(scores - math.log(512)), "sigmoid", 1.5),  # of the trained length
+        # a bias for the trained length, a constant
+        (lambda scores: torch.sigmoid(scores - math.log(512)), "sigmoid", 1.5),
     ],
 )
 def test_a_norm_that_is_written_out_is_the_programs_own(normalize: object, norm: str, alpha: float) -> None:
@@ -281,13 +285,13 @@ def test_attention_that_the_op_has_not_is_refused_in_one_sentence(attend: gpt.At
 
 
 def clamped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return gpt.weighted(gpt.logits(query, key).clamp(max=20.0), value)
+    return gpt.weighted(gpt.logits(query, key).clamp(max=200.0), value)
 
 
 def test_attention_that_only_seems_to_be_the_ops_is_named() -> None:
     module = gpt.GPT(clamped, layers=2)
     with torch.no_grad():
-        module.attention[1].query.weight *= 500.0
+        module.attention[1].query.weight *= 5000.0
     with pytest.raises(InputError, match=r"recognised \(node matmul_3, gpt.py line \d+: .*\) its output differs by"):
         read(module, TOKENS)
 
@@ -298,7 +302,7 @@ def test_capped_logits_have_no_norm_that_grows_with_the_length() -> None:
 
 
 class TokensFirst(gpt.GPT):
-    """Attention over [tokens, batch, size], as in torch.nn.MultiheadAttention."""
+    """A GPT with attention over [tokens, batch, size], as in torch.nn.MultiheadAttention."""
 
     def forward(self, ids: Tensor) -> Tensor:
         x = (self.tokens(ids) + self.places(torch.arange(ids.shape[1]))).transpose(0, 1)
@@ -308,7 +312,7 @@ class TokensFirst(gpt.GPT):
 
 
 class TokensSecond(gpt.GPT):
-    """The same, batch first."""
+    """A GPT that computes what `TokensFirst` computes, with the batch first."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.norm(self.attention[0](self.tokens(ids) + self.places(torch.arange(ids.shape[1])))))

@@ -1,4 +1,4 @@
-"""A program that computes for long ends with a sentence, whether or not the operator that it is in returns."""
+"""A program that computes too long is ended with one sentence, even if its current operator does not return."""
 
 import signal
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sharp.exporter.module import evaluated, trace
 from sharp.exporter.programs import time_limit
-from sharp.exporter.programs.module import evaluated, trace
 from sharp.exporter.programs.time_limit import time_of_program
 from tests.exporter.programs import gpt
 
@@ -37,7 +37,7 @@ def test_a_long_export_is_refused_and_leaves_nothing(
     result = sharp_export(path, "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert "takes more than 0 minutes, the limit for a file of its size" in " ".join(result.output.split())
-    assert [one.name for one in tmp_path.iterdir()] == ["tiny.pt2"]
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.pt2"]
     assert signal.getsignal(signal.SIGALRM) == before
 
 

@@ -1,4 +1,4 @@
-"""`sharp fit-length-scale`: windows of a text, and an export that takes the exponents."""
+"""`sharp fit-length-scale` reads windows of a text, and an export takes the fitted exponents."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 from transformers import PreTrainedTokenizerFast
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.temperature.length_scale import fit_length_scale
 from sharp.models.byte_tokenizer import byte_tokenizer
-from sharp.plugins.manifest import read_manifest
 from tests.exporter.tiny_hugging_face import save, tiny
 from tests.full.fuzz.readers import write_gguf
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(fit_length_scale, [str(one) for one in arguments])
+    return CliRunner().invoke(fit_length_scale, [str(argument) for argument in arguments])
 
 
 def test_from_a_folder_to_an_export(folder, tmp_path, sharp_export):
@@ -31,7 +31,7 @@ def test_from_a_folder_to_an_export(folder, tmp_path, sharp_export):
     options = ("--onset", 16, "--length", 48, "--samples", 2, "--threads", 1, "--text", text, "-o", fitted)
     result = run(folder, *options)
     assert result.exit_code == 0, result.output
-    assert "cross entropy beyond 16 tokens" in result.output
+    assert "cross entropy of other windows beyond 16 tokens" in result.output
     content = json.loads(fitted.read_text())
     assert (content["norm"], content["length_onset"]) == ("log-power", 16)
     exported = sharp_export(folder, "--trained-norm", fitted, "-o", tmp_path / "out")
@@ -65,7 +65,7 @@ def test_llama4_is_exported_by_its_formula(folder, tmp_path, sharp_export):
     options = ("--norm", "llama4", "--untrained-norm", "--length-onset", "8")
     exported = sharp_export(folder, *options, "-o", tmp_path / "out")
     assert exported.exit_code == 0, exported.output
-    parameters = {one.name: one for one in read_manifest(tmp_path / "out").norm.parameters}
+    parameters = {parameter.name: parameter for parameter in read_manifest(tmp_path / "out").norm.parameters}
     assert (parameters["length_onset"].value, parameters["length_onset"].origin) == (8, "option")
     assert "log_length_offset" not in parameters
 

@@ -1,4 +1,4 @@
-"""`sharp fit-temperature` of Hugging Face models: windows of a text, and an export that takes the polynomial."""
+"""`sharp fit-temperature` reads a Hugging Face model and windows of a text, and an export takes the polynomial."""
 
 import json
 
@@ -7,13 +7,13 @@ import torch
 from click.testing import CliRunner
 from transformers import PreTrainedTokenizerFast
 
+from sharp.core.errors import InputError
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.temperature.cli import fit_temperature
 from sharp.exporter.temperature.texts import find_texts
 from sharp.models.attention import EagerAttention
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.models.temperature_fit import EntropyRecorder, at_temperature
-from sharp.plugins.errors import InputError
 from tests.exporter.tiny_hugging_face import save, tiny
 
 
@@ -35,7 +35,7 @@ def test_a_temperature_divides_the_logits_of_every_layer(folder):
     assert (sharp - plain).abs().max() > 1e-3
     recorder = EntropyRecorder(model.config)
     torch.testing.assert_close(model(tokens, attention=recorder), plain)
-    assert [one.shape for one in recorder.entropies] == [(1, model.config.q_heads, 20)] * model.config.layers
+    assert [entropy.shape for entropy in recorder.entropies] == [(1, model.config.q_heads, 20)] * model.config.layers
 
 
 def test_from_a_folder_to_an_export(folder, tmp_path, sharp_export):
@@ -43,7 +43,7 @@ def test_from_a_folder_to_an_export(folder, tmp_path, sharp_export):
     text.write_text("some words and others, " * 40)
     preset = tmp_path / "fit.json"
     options = ("--text", text, "--lengths", 24, "--samples", 3, "--entropy-threshold", 0, "--threads", 1, "-o", preset)
-    result = CliRunner().invoke(fit_temperature, [str(one) for one in (folder, *options)])
+    result = CliRunner().invoke(fit_temperature, [str(argument) for argument in (folder, *options)])
     assert result.exit_code == 0, result.output
     found = json.loads(preset.read_text())
     assert found["data"] == "text.txt, windows of 24, 3 samples of each length, seed 0"

@@ -1,4 +1,4 @@
-"""MatMulNBits as DequantizeLinear over signed 4 bits: ONNX Runtime computes the same with either."""
+"""MatMulNBits becomes DequantizeLinear over signed 4 bits, and ONNX Runtime computes the same result with either."""
 
 import numpy as np
 import onnx
@@ -37,7 +37,7 @@ def quantized(weight, packing, shape=("rows", "tokens")):
 
 
 def set_accuracy(model):
-    """ONNX Runtime then rounds no activations, as TensorRT rounds none."""
+    """Remove accuracy levels, so that ONNX Runtime rounds no activations, as TensorRT rounds none."""
     for node in model.graph.node:
         if node.op_type == "MatMulNBits":
             kept = [attribute for attribute in node.attribute if attribute.name != "accuracy_level"]
@@ -47,7 +47,7 @@ def set_accuracy(model):
 
 def run(model, **feeds):
     options = onnxruntime.SessionOptions()
-    # Or it would make MatMulNBits of what is compared with it.
+    # Otherwise ONNX Runtime would fuse the standard ops back to MatMulNBits, and compare it with itself.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.register_custom_ops_library(library_path("onnxruntime"))
     return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
@@ -71,18 +71,18 @@ def test_products_are_the_same(dtype, packing):
     weight[7, 6] = 40
     model = quantized(weight, packing)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    if packing.symmetric:  # the largest weight of a block is -8 or -128, by a scale of either sign
+    if packing.symmetric:  # the largest weight of a block is stored as -8 or -128, so a scale may have either sign
         assert (stored["w_scales"] < 0).any() and (stored["w_scales"] > 0).any()
     activations = random.standard_normal((2, 5, 256)).astype(dtype)
     [expected] = run(model, x=activations)
     write_standard_weights(model)
     onnx.checker.check_model(model, full_check=True)
-    assert {node.domain for node in model.graph.node} == {""} == {one.domain for one in model.opset_import}
+    assert {node.domain for node in model.graph.node} == {""} == {imported.domain for imported in model.opset_import}
     [found] = run(model, x=activations)
     assert found.dtype == dtype and found.shape == (2, 5, 24)
     error = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / np.abs(expected).max()
     assert error < TOLERANCE[dtype]
-    # What TensorRT takes: signed 4 bits, scales that are positive, and no zero points.
+    # TensorRT takes signed 4 bits, positive scales, and no zero points.
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     dequantized = of_type(model, "DequantizeLinear")
     assert len(dequantized) == packing.bits // 4
@@ -142,7 +142,7 @@ def test_a_shared_embedding_becomes_a_table(bits, zero_points):
 
 
 def step(model):
-    """A prompt of 30 tokens, by name."""
+    """Run a prompt of 30 tokens; return the outputs by name."""
     blocks = 2
     feeds = {
         "input_ids": np.random.default_rng(0).integers(0, 257, 30),

@@ -1,4 +1,4 @@
-"""`sharp build --backend tensorrt`: TensorRT cannot be installed here, so TensorRT-RTX or a fake stands in for it."""
+"""`sharp build --backend tensorrt`, with TensorRT-RTX or a fake in place of TensorRT, which tests cannot install."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from rich.progress import Progress
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.build import build
 from sharp.exporter.cli import export
 from sharp.exporter.tensorrt.engine import progress_monitor
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.manifest import read_manifest
 from tests.exporter.conftest import give_the_old_name, tiny_model
 from tests.marks import full
 
@@ -30,7 +30,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Exports a model of the norm with these options, once."""
+    """Return a function that exports a model with a norm and options, once for each choice."""
     made: dict[tuple[str, ...], Path] = {}
 
     def make(norm: str, *options: str) -> Path:
@@ -53,12 +53,12 @@ def paged(folders, tmp_path):
 
 
 class Recorder:
-    """TensorRT's interface as far as it is used; writes down what it is told and builds `b"engine"`."""
+    """A fake of the TensorRT functions that are used. It records its arguments and builds `b"engine"`."""
 
     def __init__(self):
         self.loaded, self.model, self.features, self.profiles, self.timing = [], None, [], [], []
         self.built = b"engine"
-        self.with_kernels = []  # model folders
+        self.with_kernels = []  # model folders with kernels
 
     def module(self):
         module = ModuleType("tensorrt")
@@ -145,7 +145,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     model = onnx.load_from_string(recorder.model)
     attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
     assert attention and not model.functions
-    # TensorRT promises no bool inputs to plugins.
+    # TensorRT does not support inputs of type bool for plugins.
     assert {node.input[11] for node in attention} == {"collect_stats.int32"}
     casts = [node for node in model.graph.node if "collect_stats" in node.input]
     assert [(cast.op_type, list(cast.output), cast.attribute[0].i) for cast in casts] == [
@@ -164,7 +164,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
     assert written["limits"] == {"sequences": 4, "tokens": 32, "context": 64}
     assert [profile["input_ids"][2] for profile in written["profiles"]] == [[4], [32]]
     assert written["profiles"][1]["block_table"] == [[1, 1], [2, 2], [4, 4]]
-    # The next build starts from what this one has measured.
+    # The next build starts from the measurements of this build.
     assert cache.read_bytes() == b"+measured"
     assert run(paged, *options, "--timing-cache", cache).exit_code == 0
     assert recorder.timing == [b"", b"+measured"]
@@ -174,7 +174,7 @@ def test_a_paged_model_keeps_its_nodes_for_the_plugin(paged, monkeypatch, tmp_pa
 
 
 def first_plugin(path):
-    """What TensorRT-RTX's parser gives the first creator that it asks."""
+    """Return the fields that TensorRT-RTX's parser gives to the first plugin creator that it calls."""
     command = [sys.executable, "-m", "tests.full.cuda.read_fields", path]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     [given] = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith('{"op"')]
@@ -200,7 +200,7 @@ def test_a_cache_of_8_bits_goes_to_the_plugin_with_its_scales(folders, monkeypat
     nodes = [node for node in model.graph.node if node.domain == "ai.sharp"]
     assert nodes and not model.functions
     for number, node in enumerate(nodes):
-        # Neither an input nor an output may be without a name.
+        # Every input and output must have a name.
         assert all(node.input) and list(node.input[9:]) == [
             "ai.sharp.absent",
             "ai.sharp.absent",
@@ -212,7 +212,7 @@ def test_a_cache_of_8_bits_goes_to_the_plugin_with_its_scales(folders, monkeypat
         assert len(node.output) == 6 and [node.output[at] for at in (1, 2, 4, 5)] == [
             f"{name}.{number}" for name in updated
         ]
-        versions = [one.s for one in node.attribute if one.name == "plugin_version"]
+        versions = [attribute.s for attribute in node.attribute if attribute.name == "plugin_version"]
         assert versions == [b"2"]
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     kind = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}[dtype]
@@ -234,7 +234,7 @@ def test_a_key_screen_goes_to_the_plugin(folders, monkeypatch, tmp_path):
     absent = ["ai.sharp.absent"] * 2
     assert list(node.input[9:]) == [*absent, "collect_stats.int32", *absent, "key_screen.0", "key_shift.0"]
     assert len(node.output) == 5 and all(node.output) and node.output[4] == "key_screen_out.0"
-    assert [one.s for one in node.attribute if one.name == "plugin_version"] == [b"3"]
+    assert [attribute.s for attribute in node.attribute if attribute.name == "plugin_version"] == [b"3"]
     assert recorder.profiles[0]["key_screen.0"][2][0] == recorder.profiles[0]["key_cache.0"][2][0]
     (out / "model.onnx").write_bytes(recorder.model)
     assert first_plugin(out / "model.onnx")["version"] == "3"
@@ -257,7 +257,7 @@ def test_quantized_weights_go_to_the_parser_as_standard_ops(folders, monkeypatch
 
     def parse(content, path):
         (Path(path).parent / "read.onnx").write_bytes(content)
-        read.append(onnx.load(Path(path).parent / "read.onnx"))  # with its weights, which lie beside `path`
+        read.append(onnx.load(Path(path).parent / "read.onnx"))  # with the weights, which lie beside `path`
         return True
 
     monkeypatch.setattr(recorder, "parse", parse)
@@ -365,7 +365,7 @@ def test_a_build_that_fails_says_what_needs_no_plugin(folders, monkeypatch, tmp_
 @pytest.mark.full
 def test_the_standard_ops_become_an_engine(folders, tmp_path, monkeypatch):
     class Builder(trt.Builder):
-        """TensorRT-RTX builds for a GPU that is not there when it is told which."""
+        """A builder that is told the GPU's capability, so that TensorRT-RTX builds without a GPU."""
 
         def create_builder_config(self):
             config = super().create_builder_config()

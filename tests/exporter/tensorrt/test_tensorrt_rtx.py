@@ -46,8 +46,9 @@ def test_an_engine_of_quantized_weights_keeps_them_small(checkpoint, sharp_expor
         result = run(tmp_path / name, *BACKEND, 89, "--max-context", 96, "-o", tmp_path / f"{name}.engine")
         assert result.exit_code == 0, result.output
         sizes[name] = (tmp_path / f"{name}.engine").stat().st_size
-    products = 2 * (3 * 512 * 1024 + 2 * 512 * 48 + 2 * 512 * 16 + 512 * 257)  # bytes of float16
-    # Of 16 bits the products keep 8 or 4, their scales are new, and an engine has more than its weights.
+    # bytes of the products' weights in float16
+    products = 2 * (3 * 512 * 1024 + 2 * 512 * 48 + 2 * 512 * 16 + 512 * 257)
+    # The products keep 4 or 8 of 16 bits, scales are added, and an engine has more than its weights.
     assert sizes["quantized"] < sizes["half"] - 0.3 * products
 
 

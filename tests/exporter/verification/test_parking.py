@@ -1,4 +1,4 @@
-"""A large model's weights are out of memory while ONNX Runtime runs, and the same bits afterwards."""
+"""A large model's weights leave memory while ONNX Runtime runs, and return with the same bits."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_nothing_else_holds_the_weights_that_are_parked(checkpoint, sharp_export
 
     def remember(self, case):
         if not weights:
-            weights.extend(one.untyped_storage()._weak_ref() for one in self.model.parameters())
+            weights.extend(parameter.untyped_storage()._weak_ref() for parameter in self.model.parameters())
         return expected(self, case)
 
     def look(self, folder, *, kernels):

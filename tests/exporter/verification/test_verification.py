@@ -1,4 +1,4 @@
-"""What verification lets through, and what becomes of a folder that fails it."""
+"""Verification accepts small differences only, and marks a folder that fails it."""
 
 import json
 import math
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import Cache, read_manifest
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder
-from sharp.exporter.checkpoints.norm_options import NO_OPTIONS
 from sharp.exporter.checkpoints.own_model import OwnDecoder
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.forms.contiguous import cases as contiguous_verification
@@ -17,14 +18,12 @@ from sharp.exporter.forms.contiguous.session import ContiguousSession
 from sharp.exporter.forms.paged.cases import PagedVerifier
 from sharp.exporter.forms.paged.session import PagedSession
 from sharp.exporter.graph.graph_options import GraphOptions
+from sharp.exporter.sources.norm_options import NO_OPTIONS
 from sharp.exporter.verification.comparison import INLINED, KERNELS, CaseOutputs, compare
-from sharp.exporter.verification.float64 import in_float64
 from sharp.exporter.verification.greedy_decoding import check_continuation, continue_as_drafted, continue_greedily
 from sharp.exporter.verification.tolerance import PLAIN, tolerance_of
-from sharp.exporter.verification.torch_outputs import torch_logits
+from sharp.exporter.verification.torch_outputs import in_float64, torch_logits
 from sharp.exporter.verification.verifier import against_float64, verify
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Cache, read_manifest
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.loading import load_model_folder
 from tests.exporter.conftest import tiny_model
@@ -49,7 +48,10 @@ def test_a_nan_in_the_last_sequence_fails(checkpoint, sharp_export, tmp_path, mo
 
 @pytest.fixture
 def failed(checkpoint, sharp_export, tmp_path, monkeypatch):
-    """An export whose second layer says no number for an entropy while it reads more than one token."""
+    """Return the failed export of a model, and its folder.
+
+    The entropy of the second layer is NaN wherever the model reads more than one token.
+    """
     step = PagedSession.step
 
     def spoiled(session, tokens):
@@ -87,7 +89,7 @@ def test_servers_refuse_an_unverified_folder_unless_told_otherwise(failed):
 
 
 class Amplifying:
-    """Stands for a model whose float32 logits are off by 2e-4 in one place."""
+    """A stand-in for a model whose float32 logits are off by 2e-4 in one place."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(1, 1)
@@ -151,7 +153,9 @@ def test_a_cache_of_8_bits_is_judged_by_means_too(kv_dtype, places, error, passe
 def test_quantized_weights_are_not_held_to_less_than_the_cache_alone(kv_dtype, quantize):
     options = GraphOptions(kv_dtype=kv_dtype, quantize=quantize)
     before, after = (tolerance_of(options, quantized=quantized).difference for quantized in (False, True))
-    tighter = [one.name for one in fields(before) if getattr(after, one.name) < getattr(before, one.name) < math.inf]
+    tighter = [
+        field.name for field in fields(before) if getattr(after, field.name) < getattr(before, field.name) < math.inf
+    ]
     assert tighter == []
 
 
@@ -163,7 +167,7 @@ def test_pytorch_in_float64_is_wide_all_the_way(tmp_path):
     narrow = torch_logits(source.model, tokens)
     with in_float64(source.model), torch.no_grad():
         wide = PagedVerifier(source.model, Cache()).expected("prompt")[0]
-        # Llama's norms ask for float32 by name, in which such a change would be lost.
+        # Llama's norms cast to float32 explicitly, which would lose a change of 1e-12 in hidden states.
         source.model.model.get_input_embeddings().weight[:] *= 1 + torch.rand(90, 1).double() * 1e-12
         moved = PagedVerifier(source.model, Cache()).expected("prompt")[0]
     assert wide.logits.dtype == np.float64

@@ -1,4 +1,7 @@
-"""Scripts that reach into the engine run on a small model, and their result has its section; no time counts."""
+"""Benchmarks that reach into the engine run on a small model, and the page has a section for their result.
+
+No times are checked.
+"""
 
 import json
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench import embeddings, engine_step, host_share, long_prompt, metrics, normalizers, precision
+from bench import embeddings, engine_step, host_share, long_prompt, metrics, normalizers, plan, precision
 from bench.tables import page
 from sharp.exporter.cli import export
 
@@ -31,6 +34,7 @@ def run(command, *arguments):
     [
         (engine_step, ("--streams", 2, "--steps", 4, "--prefix", 128)),
         (host_share, ("--streams", 2, "--milliseconds", 1, "--steps", 16, "--rounds", 1)),
+        (plan, ("--streams", "1,4", "--context", 64, "--completion-tokens", 8, "--rounds", 1)),
         (metrics, ("--streams", 2, "--context", 64, "--steps", 40)),
         (long_prompt, ("--lengths", 256)),
         (precision, ("--text", ROOT / "LICENSE", "--tokens", 256)),

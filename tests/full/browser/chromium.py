@@ -1,4 +1,7 @@
-"""A headless Chromium that a test drives over its debugging pipe: commands are JSON texts that end with a zero byte."""
+"""A headless Chromium that a test drives over its debugging pipe.
+
+Commands are JSON texts that end with a zero byte.
+"""
 
 import base64
 import json
@@ -16,7 +19,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 class Chromium:
-    """One tab."""
+    """A headless Chromium with one tab, and the errors that its page reported."""
 
     def __init__(self, folder: Path) -> None:
         if CHROMIUM is None:
@@ -24,7 +27,7 @@ class Chromium:
         commands, self._commands = os.pipe()
         self._responses, responses = os.pipe()
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-        self._process = subprocess.Popen(  # it reads commands from 3 and writes responses to 4
+        self._process = subprocess.Popen(  # Chromium reads commands from descriptor 3 and writes responses to 4
             [
                 *("bash", "-c", f'exec "$@" 3<&{commands} 4>&{responses}', "bash", CHROMIUM, *options),
                 *("--remote-debugging-pipe", f"--user-data-dir={folder}"),
@@ -42,7 +45,7 @@ class Chromium:
         self.call("Runtime.enable")
 
     def call(self, method: str, **params):
-        """The result of a command."""
+        """Call a command of the debugging protocol, and return its result."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -65,20 +68,20 @@ class Chromium:
         return json.loads(message)
 
     def evaluate(self, script: str):
-        """The value of an expression on the page."""
+        """Return the value of a JavaScript expression on the page."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = 20):
-        """Wait until an expression is true."""
+        """Wait until a JavaScript expression is true."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(script):
             assert time.monotonic() < deadline, script
             time.sleep(0.05)
 
     def open(self, url: str, *, width: int, height: int, scheme: str) -> None:
-        """Show a page in a window of a size, light or dark."""
+        """Show a page in a window of the given size, in the color scheme light or dark."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url="about:blank")
@@ -86,7 +89,7 @@ class Chromium:
         self.wait_for("document.readyState === 'complete' && document.URL !== 'about:blank'")
 
     def point_at(self, selector: str) -> None:
-        """Move the mouse to the middle of an element, which is scrolled into view."""
+        """Scroll an element into view, and move the mouse to its middle."""
         x, y = self.evaluate(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
             "one.scrollIntoView({ block: 'center' }); const box = one.getBoundingClientRect();"
@@ -95,11 +98,11 @@ class Chromium:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> None:
-        """A PNG of the window."""
+        """Write a PNG of the window."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
-        """End it."""
+        """End Chromium."""
         self._process.kill()
         self._process.wait()
         os.close(self._commands)

@@ -15,9 +15,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sharp.core.cli import main
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.cli import main
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig, ServerConfig
 from sharp.serving.engine.engine import Engine
@@ -46,7 +46,7 @@ def get(started, path):
 
 @pytest.fixture(scope="module")
 def started(start_server, counting):
-    """A server whose head 0 attends to everything, so it is dispersed once contexts are long enough."""
+    """Return a server whose head 0 attends to every key, and so is dispersed once contexts are long enough."""
     started = start_server(counting, metrics=MetricsConfig("head", dispersion_tokens=16))
     generate(started, "a" * 40, 60)
     return started
@@ -75,6 +75,8 @@ def test_the_state_is_what_the_metrics_say(started):
     assert headers["cache-control"] == "no-store"
     kind = {"served_name": "counting", "generates": True, "chat": False}
     assert "runs without them" in state["model"].pop("attention_refusal")
+    assert state["model"].pop("sampling") == {"temperature": 1, "top_p": 1}
+    assert state["model"].pop("sampling_source") is None
     assert state["model"] == {"name": "counting", "norm": "softmax", "layers": 1, "heads": 2, **kind}
     assert state["numbers"]["generated_tokens_total"] == 60
     assert state["numbers"]["time_to_first_token_seconds_count"] == 1
@@ -137,7 +139,7 @@ def test_colours_are_those_of_the_legend(started, chromium):
     assert chromium.evaluate("colour(1)") == "rgb(254 232 56)"
     fills = "[0, 1].map((head) => document.querySelector(`#map rect[data-head='${head}']`).getAttribute('fill'))"
     assert chromium.evaluate(fills) == [chromium.evaluate("colour(1)"), chromium.evaluate("colour(0.5)")]
-    # Lighter without a turn: the scale can be read without colour.
+    # The colours become steadily lighter, so that the scale can be read without colour vision.
     light = [luminance(chromium.evaluate(f"colour({value / 20})")) for value in range(21)]
     assert light == sorted(light)
 
@@ -176,7 +178,8 @@ def test_what_a_screen_reader_is_told(started, chromium):
     for label in ("Prompt", "Most tokens", "Temperature", "Top-p", "Seed"):
         assert any(name.startswith(label) and role in ("textbox", "spinbutton") for role, name in named), label
     assert ("button", "Generate") in named and ("log", "Completion") in named
-    maps = [name for role, name in named if role == "application"]  # whose arrow keys come to the page
+    # screen readers pass the arrow keys in these elements on to the page
+    maps = [name for role, name in named if role == "application"]
     assert len(maps) == 2 and any("every head at position 7" in name for name in maps)
     assert any("Normalized entropy by position" in name for _, name in named)
     spoken = f"[...{form}.querySelectorAll('[role=log], .says')].map((one) => one.getAttribute('aria-busy'))"
@@ -184,7 +187,7 @@ def test_what_a_screen_reader_is_told(started, chromium):
 
 
 def submit(chromium, number=0, **fields):
-    """Fill in a request of the page and send it."""
+    """Fill in a request of the page and send it; return a JavaScript expression for its form."""
     form = f"document.querySelectorAll('#requests form')[{number}]"
     for name, value in fields.items():
         chromium.evaluate(f"{form}.elements.{name}.value = {json.dumps(value)}")
@@ -203,7 +206,7 @@ def test_a_request_of_the_page_shows_its_heads_token_by_token(started, chromium,
         request = inference_pb2.GenerateRequest(text="abc", sampling={"temperature": 0}, stopping={"max_tokens": 6})
         text = "".join(message.delta.text for message in stub.Generate(request, timeout=60))
     assert chromium.evaluate(f"{form}.querySelector('.output').textContent") == text
-    # Of the counting model head 0 attends to all alike, and head 1 is half of that, at every position.
+    # In the counting model, head 0 has a normalized entropy of 1 and head 1 of 0.5, at every position.
     assert chromium.evaluate("requests[0].tokens.map((one) => [one.position, one.entropy])") == [
         [position, [[1, 0.5]]] for position in range(2, 8)
     ]
@@ -212,7 +215,7 @@ def test_a_request_of_the_page_shows_its_heads_token_by_token(started, chromium,
     says = f"{form}.querySelector('.says').textContent"
     assert "mean of all heads" in chromium.evaluate(says)
     assert "0.750" in chromium.evaluate(says)
-    # By the keyboard: a head in the map, then a token in the text.
+    # Choose a head in the map, then a token in the text, with the keyboard.
     chromium.evaluate(f"{form}.querySelector('svg.heads').focus()")
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
     assert "layer 0, head 1: 0.500" in chromium.evaluate(says)
@@ -274,11 +277,12 @@ def test_stop_ends_a_request_and_errors_are_shown(start_server, counting, chromi
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
-    """A tiny model with entmax, and its folder."""
+    """Return the folder of a tiny entmax model, and the model."""
     folder, model = tmp_path_factory.mktemp("sparse"), tiny_model("entmax", layers=2)
     with torch.no_grad():
         for block in model.blocks:
-            block.attention.q_proj.weight.mul_(8)  # or no logit is low enough
+            # large query weights make some logits so low that entmax gives them no weight
+            block.attention.q_proj.weight.mul_(8)
     save_checkpoint(folder / "tiny.safetensors", model, dtype=torch.float32)
     result = CliRunner().invoke(
         main, ["export", str(folder / "tiny.safetensors"), "--norm", "entmax", "-o", str(folder / "sparse")]
@@ -323,7 +327,7 @@ def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium,
     click(chromium, f"{form}.querySelector(\"rect[data-layer='1'][data-head='2']\")")
     chromium.wait_for("requests[0].weights.row !== null", 60)
 
-    # The row from which the last token was sampled.
+    # The row is the one from which the last token was sampled.
     position = chromium.evaluate("requests[0].tokens.at(-1).position")
     tokens = chromium.evaluate("requests[0].ids")
     assert tokens[: len(prompt)] == list(prompt.encode())
@@ -333,7 +337,7 @@ def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium,
         "one.getAttribute('aria-label'), getComputedStyle(one).backgroundColor, one.getAttribute('aria-selected')])"
     )
     assert len(options) == len(tokens)
-    assert [one[0] for one in options[: len(prompt)]] == list(prompt)
+    assert [option[0] for option in options[: len(prompt)]] == list(prompt)
     assert [at for at, one in enumerate(options) if one[3] == "true"] == [position]
     largest = max(expected)
     for at, (_, label, shade, _) in enumerate(options):
@@ -345,25 +349,25 @@ def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium,
         opacity = float(re.findall(r"[\d.]+", shade)[3]) if shade.startswith("rgba") else 1
         darkest = {"light": 0.6, "dark": 0.75}[scheme]
         assert opacity == pytest.approx(darkest * (expected[at] / largest) ** 0.5, abs=0.01)
-    assert min(expected[: position + 1]) == 0  # entmax
+    assert min(expected[: position + 1]) == 0  # entmax gives some tokens no weight
     asks = chromium.evaluate(f"{section}.querySelector('.asks').textContent")
     above = sum(weight > 0 for weight in expected)
     assert f"{above} of {position + 1} tokens have weight" in asks
-    # The same entropy as in the curve, which the server has counted as it generated.
+    # The entropy equals that of the curve, which the server computed while it generated.
     counted = chromium.evaluate("requests[0].tokens.at(-1).entropy[1][2]")
     assert float(re.search(r"H / ln n is ([\d.]+)", asks)[1].rstrip(".")) == pytest.approx(counted, abs=0.0011)
     named = chromium.evaluate(f"[...{section}.querySelectorAll('li')].map((one) => one.textContent)")
-    assert [float(one.split()[0]) for one in named] == pytest.approx(sorted(expected)[::-1][: len(named)], rel=0.006)
+    assert [float(item.split()[0]) for item in named] == pytest.approx(sorted(expected)[::-1][: len(named)], rel=0.006)
 
-    # Ink on the darkest shade can be read, and nothing is cut off at the sides.
+    # Text on the darkest shade can be read, and nothing is cut off at the sides.
     ink, panel = chromium.evaluate(
         f"[getComputedStyle({section}).color, getComputedStyle(document.querySelector('.panel')).backgroundColor]"
     )
-    shade = max((one[2] for one in options), key=lambda one: float(re.findall(r"[\d.]+", one)[-1]))
+    shade = max((option[2] for option in options), key=lambda one: float(re.findall(r"[\d.]+", one)[-1]))
     assert contrast(ink, over(shade, panel)) > 4.5
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
 
-    # By the keyboard: to another token, what it gets, and then what it gives.
+    # With the keyboard, go to another token, see what weight it gets, and then what weights it gives.
     chromium.evaluate(f"{section}.querySelector('.tokens').focus()")
     pressed(chromium, "Home", "ArrowRight", "ArrowRight", "ArrowRight")
     active = f"{section}.querySelector('.tokens').ariaActiveDescendantElement"
@@ -378,11 +382,11 @@ def test_a_head_shows_its_weights_on_the_tokens(sparse, sparse_server, chromium,
     assert shown == pytest.approx(weights_of_pytorch(sparse[1], tokens, 1, 2, 3)[:4], abs=1e-5)
     chromium.evaluate(f"{section}.scrollIntoView({{ block: 'center' }})")
     chromium.screenshot(Path(os.environ.get("TEST_PICTURES", tmp_path)) / f"weights-{scheme}-{width}.png")
-    # From the completion: the row from which a token of it was sampled.
+    # A token of the completion shows the row from which the token was sampled.
     chromium.evaluate(f"{form}.querySelector('.output').focus()")
     pressed(chromium, "ArrowLeft", "ArrowLeft", "Enter")
     chromium.wait_for("requests[0].weights.row.position === requests[0].tokens.at(-2).position", 60)
-    # Another request begins without them; the same head is shown once it is complete.
+    # A new request begins without weights. Once it is complete, the same head is shown.
     submit(chromium, prompt="xyz", max_tokens="4")
     chromium.wait_for("requests[0].weights.row?.tokens[0] === 'x'", 60)
     assert chromium.errors == []
@@ -450,7 +454,7 @@ def test_without_the_page_there_is_none(start_server, counting):
 
 
 def over(shade, ground):
-    """A colour with opacity on another."""
+    """Return the color of a translucent shade on a ground."""
     red, green, blue, opacity = map(float, re.findall(r"[\d.]+", shade))
     mixed = (
         opacity * own + (1 - opacity) * 255 * below
@@ -464,7 +468,7 @@ def channels(colour):
 
 
 def luminance(colour):
-    """Relative luminance of WCAG 2."""
+    """Return the relative luminance of WCAG 2."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -1,4 +1,4 @@
-"""`python -m tests.full.budgets [--output FILE]`: what every kind of request costs a server and its other clients."""
+"""`python -m tests.full.budgets [--output FILE]`: measure what each kind of request costs a server and its clients."""
 
 import tempfile
 from dataclasses import asdict

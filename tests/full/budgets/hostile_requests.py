@@ -1,4 +1,4 @@
-"""Requests of up to 1 MB of every kind, each made to cost as much as it can."""
+"""Requests of up to 1 MB of every kind, each made to cost as much as possible."""
 
 import json
 import string
@@ -10,13 +10,13 @@ from sharp.v1 import inference_pb2
 MOST_BYTES = 1_000_000
 CONTEXT = 65536
 JSON = "application/json"
-Request = tuple[str, bytes, dict[str, str]]  # path, body (none: GET), headers
+Request = tuple[str, bytes, dict[str, str]]  # path, body (empty for GET), headers
 SCHEMA = {"type": "object", "properties": {name: {"type": "string"} for name in string.ascii_lowercase}}
 HOSTILE_SCHEMA = {"type": "string", "allOf": [{"pattern": f".*a{number}.*"} for number in range(20)]}
 
 
 def http_requests() -> dict[str, Request]:
-    """By a name that says what is hostile in it."""
+    """Return hostile HTTP requests, by names that say what is hostile in them."""
     found = {name: (path, _body(body), {"Content-Type": JSON}) for name, path, body in _bodies()}
     for name, (_, body, _) in found.items():
         assert len(body) <= MOST_BYTES + 1000, name
@@ -35,7 +35,7 @@ def _completion(**fields: Any) -> dict[str, Any]:
 
 
 def _bodies() -> Iterator[tuple[str, str, Any]]:
-    """Name, path and body."""
+    """Yield the name, path and body of each hostile POST request."""
     ids = [5 + number % 200 for number in range(CONTEXT - 8)]
     many = "a" * (MOST_BYTES - 200)
     for name, fields in {
@@ -65,7 +65,7 @@ def _bodies() -> Iterator[tuple[str, str, Any]]:
             "n": 64,
             "temperature": 1,
             "max_tokens": 200,
-            "logit_bias": {"256": -100},  # the end of the text
+            "logit_bias": {"256": -100},  # the end-of-text token never comes
         },
         "choices": {"guided_choice": [f"choice {number}" for number in range(1024)]},
         "structural tags": {
@@ -119,7 +119,7 @@ def _call(number: int) -> dict[str, Any]:
 
 
 def grpc_requests() -> dict[str, inference_pb2.GenerateRequest]:
-    """Messages of `Generate`, by a name that says what is hostile in them."""
+    """Return hostile messages of `Generate`, by names that say what is hostile in them."""
     few = {"max_tokens": 4}
     return {
         "gRPC: a text of 1 MB": inference_pb2.GenerateRequest(text="a" * (MOST_BYTES - 100), stopping=few),

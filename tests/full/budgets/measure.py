@@ -1,4 +1,4 @@
-"""What one request costs a server, and how long it keeps another client's stream from its next token."""
+"""Measure what one request costs a server, and how long it delays another client's stream."""
 
 import http.client
 import json
@@ -19,17 +19,17 @@ from tests.serving.conftest import write_folder
 from tests.serving.processes import ServerProcess, server_process
 
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{% endfor %}a"
-SECONDS = 60.0  # of a request
-TOKENS_AHEAD = 20  # of the other stream, before the request is sent
+SECONDS = 60.0  # time limit of a request
+TOKENS_AHEAD = 20  # tokens that the other stream reads before the request is sent
 SAMPLED = 0.01  # seconds between two looks at the memory
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one request: its status, bytes sent, CPU seconds and bytes of memory of all the server's processes.
+    """The cost of one request: status, bytes sent, and CPU seconds and bytes of memory of all the server's processes.
 
-    `gap` is the longest time in seconds between two parts of the other stream, and `gap_before` that of as long a time
-    without the request.
+    `gap` is the longest time in seconds between two parts of the other stream. `gap_before` is the longest such time in
+    `quiet_seconds` without the request.
     """
 
     status: str
@@ -42,7 +42,7 @@ class Cost:
 
 @contextmanager
 def budget_server(folder: Path) -> Iterator[ServerProcess]:
-    """A server of a model that hashes its context, so that nothing but the server itself takes time."""
+    """Start a server of the hashing model, which computes so little that only the server's own cost shows."""
     model = write_folder(folder / "budget", hashing=1)
     manifest = json.loads((model / "sharp.json").read_text(encoding="utf-8"))
     (model / "sharp.json").write_text(
@@ -56,7 +56,10 @@ def budget_server(folder: Path) -> Iterator[ServerProcess]:
 def costs(
     running: ServerProcess, names: tuple[str, ...] = (), quiet_seconds: float = 0.3
 ) -> Iterator[tuple[str, Cost]]:
-    """Of every kind of request, or of these; before each the other stream is watched for `quiet_seconds`."""
+    """Yield the name and the cost of each kind of request, or of `names` only.
+
+    Before each request, the other stream is watched for `quiet_seconds`.
+    """
     asked = {name: (partial(send, running.http, one), len(one[1])) for name, one in http_requests().items()}
     asked |= {name: (partial(generate, running.grpc, one), one.ByteSize()) for name, one in grpc_requests().items()}
     for name, (ask, sent) in asked.items():
@@ -65,7 +68,7 @@ def costs(
 
 
 def cost(running: ServerProcess, ask: Callable[[], str], sent: int, quiet_seconds: float) -> Cost:
-    """Of `ask`, which returns a status, while another client reads a stream."""
+    """Return the cost of `ask`, which returns a status, while another client reads a stream."""
     pid = running.process.pid
     with OtherStream(running.http) as stream:
         stream.wait(TOKENS_AHEAD)
@@ -80,7 +83,7 @@ def cost(running: ServerProcess, ask: Callable[[], str], sent: int, quiet_second
 
 
 def send(address: str, request: Request) -> str:
-    """The status of a response, once all of it is there."""
+    """Return the status of a response after it was read to its end."""
     path, body, headers = request
     connection = http.client.HTTPConnection(address, timeout=SECONDS)
     try:
@@ -88,14 +91,15 @@ def send(address: str, request: Request) -> str:
         response = connection.getresponse()
         response.read()
         return str(response.status)
-    except (http.client.HTTPException, ConnectionError) as error:  # refused before all was sent
+    # the server refused before the whole request was sent
+    except (http.client.HTTPException, ConnectionError) as error:
         return type(error).__name__
     finally:
         connection.close()
 
 
 def generate(address: str, message: inference_pb2.GenerateRequest) -> str:
-    """The status of a gRPC call."""
+    """Return the status of a gRPC call."""
     with grpc.insecure_channel(address) as channel:
         try:
             for _ in inference_pb2_grpc.InferenceServiceStub(channel).Generate(message, timeout=SECONDS):
@@ -106,7 +110,7 @@ def generate(address: str, message: inference_pb2.GenerateRequest) -> str:
 
 
 class OtherStream:
-    """A client that reads tokens for as long as it is open, and the longest time that it waited for one."""
+    """A client that reads a stream while it is open, and records its longest wait for a part."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -139,15 +143,16 @@ class OtherStream:
         connection.close()
 
     def longest(self) -> float:
-        """The longest wait since the last call, the present one included."""
+        """Return the longest wait since the last call, including the present wait."""
         with self._lock:
             found = max(self._longest, time.perf_counter() - self._last)
             self._longest = 0.0
         return found
 
     def wait(self, parts: int) -> None:
-        """Until so many more have come."""
-        until, deadline = self._parts + 2 * parts, time.monotonic() + SECONDS  # a line of data and an empty one
+        """Wait until `parts` more parts of the stream have come."""
+        # each part has a line of data and an empty line
+        until, deadline = self._parts + 2 * parts, time.monotonic() + SECONDS
         while self._parts < until:
             assert self._thread.is_alive(), "the other stream has ended"
             assert time.monotonic() < deadline, "the other stream stands still"
@@ -179,50 +184,50 @@ class Peak:
 
 
 def processes(pid: int) -> list[int]:
-    """A process and its children, and theirs."""
+    """Return the ids of a process and of all its descendants."""
     found = [pid]
-    for one in found:
+    for process in found:
         try:
-            for task in Path(f"/proc/{one}/task").iterdir():
+            for task in Path(f"/proc/{process}/task").iterdir():
                 found += map(int, (task / "children").read_text(encoding="ascii").split())
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return found
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory of a process and its children.
+    """Return the bytes of memory of a process and its descendants.
 
-    Until a child runs its own program, it has the name and shows the memory of the one that starts it.
+    A child that has not yet started its own program is left out, because it shows the memory of its parent.
     """
     own = _command(pid)
-    return memory_of([pid, *(one for one in processes(pid)[1:] if _command(one) != own)])
+    return memory_of([pid, *(child for child in processes(pid)[1:] if _command(child) != own)])
 
 
 def _command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return b""
 
 
 def memory_of(pids: Iterable[int]) -> int:
-    """Bytes of memory of those of these processes that still run."""
+    """Return the bytes of memory of the processes that still run."""
     total = 0
-    for one in pids:
+    for pid in pids:
         try:
-            total += int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1])
+            total += int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
         except OSError:
             continue
     return total * os.sysconf("SC_PAGE_SIZE")
 
 
 def processor_seconds(pid: int) -> float:
-    """CPU seconds of a process and its children, those that have ended among them."""
+    """Return the CPU seconds of a process and its descendants, including those that have ended."""
     total = 0
-    for one in processes(pid):
+    for process in processes(pid):
         try:
-            fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+            fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
         except OSError:
             continue
         total += sum(map(int, fields[11:15]))

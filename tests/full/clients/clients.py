@@ -1,4 +1,4 @@
-"""The clients of other people, and the programs that use them against a server."""
+"""Third-party clients, and the programs that use them against a server."""
 
 import json
 import os
@@ -14,14 +14,15 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 INSTALLED = Path(__file__).parents[3] / "build" / "clients"
 NODE = INSTALLED / "node"
-SECONDS = 240  # litellm alone takes half a minute to import on a busy machine
+SECONDS = 600  # on a busy machine litellm takes half a minute to import, and an agent generates for minutes
 
 
 @dataclass(frozen=True)
 class Client:
-    """A package and the program that uses it; `environment` is the folder that it is installed in, "" the system.
+    """A third-party package and the program that uses it.
 
-    `model` is what the server has: a key of `MODELS`.
+    `environment` is the folder that has the package, or "" for a program of the system. `model` is the key in `MODELS`
+    of the model that the server needs.
     """
 
     package: str
@@ -31,24 +32,24 @@ class Client:
 
     @property
     def node(self) -> bool:
-        """It is of npm."""
+        """Whether the package comes from npm."""
         return self.program.endswith(".mjs")
 
     @property
     def installed(self) -> bool:
-        """It is there; `make clients` installs all."""
+        """Whether the package is installed, which `make clients` does for all packages."""
         if self.binary:
             return self.binary_path is not None
         return (NODE / "node_modules" / self.package).is_dir() if self.node else self.python.is_file()
 
     @property
     def binary(self) -> bool:
-        """It is a program of the system, which `make setup` has unpacked."""
+        """Whether the package is a program of the system, which `make setup` has unpacked."""
         return not self.environment
 
     @property
     def binary_path(self) -> str | None:
-        """Where that program is."""
+        """The path of the program of the system."""
         return shutil.which(self.package) or shutil.which(self.package, path=str(UNPACKED))
 
     @property
@@ -58,7 +59,7 @@ class Client:
 
     @property
     def version(self) -> str:
-        """The installed version."""
+        """The installed version of the package."""
         if self.binary:
             said = subprocess.run([str(self.binary_path), "--version"], capture_output=True, text=True, check=True)
             return said.stdout.partition("version ")[2].split()[0].rstrip(",")
@@ -68,10 +69,11 @@ class Client:
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
     def run(self, base: str, model: str, grpc: str) -> subprocess.CompletedProcess[str]:
-        """Use the server, whose address of gRPC is HOST:PORT; the program prints what it called."""
-        INSTALLED.mkdir(parents=True, exist_ok=True)  # a program of the system is there without `make clients`
+        """Use the server at `base` and `grpc` (HOST:PORT); the program prints what it called."""
+        # programs of the system exist without `make clients`, but the folder may not
+        INSTALLED.mkdir(parents=True, exist_ok=True)
         program, folder = PROGRAMS / self.program, INSTALLED
-        if self.node:  # packages are looked for beside the program
+        if self.node:  # Node looks for packages beside the program
             program, folder = NODE / self.program, NODE
             program.write_text((PROGRAMS / self.program).read_text())
         command = ["node" if self.node else str(self.python), str(program), base, model, grpc]
@@ -107,4 +109,14 @@ CLIENTS = (
     Client("promtool", "promtool.py", ""),
     Client("openai", "openai.mjs"),
     Client("ai", "ai_sdk.mjs"),
+    Client("openai-agents", "openai_agents.py", "openai-agents", model="agent"),
+    Client("instructor", "instructor_agent.py", model="agent"),
+    Client("pydantic-ai-slim", "pydantic_ai_agent.py", model="agent"),
+    Client("langgraph", "langgraph_agent.py", "langgraph", model="agent"),
+    Client("llama-index-core", "llama_index_agent.py", model="agent"),
+    Client("smolagents", "smolagents_agent.py", "smolagents", model="agent"),
+    Client("crewai", "crewai_agent.py", "crewai", model="agent"),
+    Client("autogen-agentchat", "autogen_agent.py", "autogen", model="agent"),
+    Client("semantic-kernel", "semantic_kernel_agent.py", "semantic-kernel", model="agent"),
+    Client("ai", "ai_sdk_agent.mjs", model="agent"),
 )

@@ -1,4 +1,4 @@
-"""Servers for other people's clients."""
+"""Servers for third-party clients."""
 
 import pytest
 
@@ -8,7 +8,10 @@ from tests.serving.conftest import start_server as start_server
 
 @pytest.fixture(scope="module")
 def server_of(start_server, tmp_path_factory):
-    """The addresses of HTTP and gRPC and the name of a kind of model, whose server is started once."""
+    """Return a function that starts a server of a kind of model, once per kind.
+
+    The function returns the address of HTTP, the name of the model, and the address of gRPC.
+    """
     started = {}
 
     def serve(kind):

@@ -1,4 +1,4 @@
-"""Other people's tools for ONNX models, and what they make of exported ones."""
+"""Run third-party tools for ONNX models on exported models."""
 
 import json
 import subprocess
@@ -53,12 +53,12 @@ REFUSED: Mapping[tuple[str, str], str] = {
 
 
 def installed() -> bool:
-    """All tools are there; `make clients` installs them."""
+    """Whether all tools are installed, which `make clients` does."""
     return PYTHON.is_file() and WEB.installed and OPTIMUM.installed
 
 
 def export_case(case: str, folder: Path) -> Path:
-    """A small Llama, exported with `--cache contiguous`."""
+    """Export a small Llama with `--cache contiguous` and the flags of a case, and return its folder."""
     exported = folder / "exported"
     source = save(tiny("llama"), folder / "llama")
     flags = [*CASES[case], "--untrained-norm", "--cache", "contiguous", "-o", str(exported)]
@@ -68,9 +68,9 @@ def export_case(case: str, folder: Path) -> Path:
 
 
 def run_tools(exported: Path, output: Path) -> dict[str, str]:
-    """What is wrong with what each tool makes of the model, by tool; "" where it loads and has the logits."""
+    """Return each tool's problem with the model, or "" if the tool's result has the right logits."""
     output.mkdir()
-    program = NODE / WEB.program  # packages are looked for beside the program
+    program = NODE / WEB.program  # Node looks for packages beside the program
     program.write_text((PROGRAMS / WEB.program).read_text())
     web = _run("node", program, exported)
     (output / "web.json").write_text(web.stdout)
@@ -88,7 +88,7 @@ def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def versions() -> str:
-    """The tools with their installed versions."""
+    """Return the names of the tools with their installed versions."""
     code = f"import importlib.metadata as m; print(', '.join(f'{{n}} {{m.version(n)}}' for n in {PACKAGES}))"
     said = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     return ", ".join([said, *(f"{client.package} {client.version}" for client in (WEB, OPTIMUM))])

@@ -1,14 +1,20 @@
-"""Runs every client and writes docs/compatibility.md: `python -m tests.full.clients.table`, as `make clients` does."""
+"""Run every client and write docs/compatibility.md: `python -m tests.full.clients.table`, as `make clients` does.
+
+With `agents` or `fields` as the argument, run only the agents, or only try the fields of other APIs' descriptions, and
+replace that section of the page.
+"""
 
 import datetime
+import re
 import sys
 import tempfile
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sharp.serving.frontends.kserve.inference_request import NO_EFFECT as OF_KSERVE
-from sharp.serving.frontends.unsupported_fields import NO_EFFECT, UNSUPPORTED
+from sharp.serving.frontends.foreign_fields import OF_KSERVE, OF_OPENAI, ForeignFields
 from tests.full.clients.clients import CLIENTS, Client
+from tests.full.clients.contract import EXAMPLES, Found, Operation, operations, tried
 from tests.full.clients.model_tools import CASES, REFUSED, TOOLS, export_case, run_tools, versions
 from tests.full.clients.models import MODELS
 from tests.serving.processes import server_process
@@ -19,12 +25,34 @@ HEAD = """\
 <!-- Written by `make clients` (python -m tests.full.clients.table). -->
 # Clients that work unchanged
 
-Each program of tests/full/clients/programs uses a client at a pinned version ([Python](../tests/full/clients/requirements.txt),
-[npm](../tests/full/clients/package.json), those with dependencies of their own in `requirements-NAME.txt` beside them) against a
-server, and changes nothing but its base URL. Run on {date}.
+Each program of tests/full/clients/programs uses a client at a pinned version
+([Python](../tests/full/clients/requirements.txt), [npm](../tests/full/clients/package.json), those with dependencies of
+their own in `requirements-NAME.txt` beside them) against a server, and changes nothing but its base URL. Run on
+{date}.
 
 | client | version | what was called | |
 | --- | --- | --- | --- |
+"""
+AGENTS_HEAD = """
+## Agents
+
+Each program has three turns with the library of an agent: a turn is a question, a call of a tool that the program
+requires or the library itself does, the tool's result and a reply. The model is SmolLM2-135M-Instruct with a template
+in the form of Hermes. Run on {date}.
+
+| library | version | what was called | |
+| --- | --- | --- | --- |
+"""
+FOUND_HEAD = """
+## Fields of OpenAI's and Anthropic's descriptions
+
+Each field of a request in OpenAI's OpenAPI description and in the types of Anthropic's Python client was sent with up
+to {examples} values that Schemathesis made from the description, to a server with `--unknown-fields error`. Honoured is
+a field that the server reads. Ignored is a field that it knows and that changes no response. Some values are refused
+where the description allows more than the server, the model or the other fields of the request do: an image, a range,
+a number of tokens beyond the context. Every refusal named the field, every response of OpenAI's endpoints was valid by
+the description, and no request failed the server. Run on {date}.
+
 """
 FIELDS = """
 ## Fields that are refused
@@ -35,45 +63,52 @@ A field that would change a completion and cannot be honoured is an error of sta
 | --- | --- |
 """
 OTHERS = """
-Of `structural_tag`, the form with `structures` and `triggers` is followed, and of the newer `format` `triggered_tags` whose contents are JSON
-schemas; its other formats and contents, `at_least_one` and `stop_after_first` are refused, as nothing here follows them.
+Of `structural_tag`, the form with `structures` and `triggers` is followed, and of the newer `format` `triggered_tags`
+whose contents are JSON schemas; its other formats and contents, `at_least_one` and `stop_after_first` are refused, as
+nothing here follows them. With `tools`, a JSON schema or object binds the text; other formats (`guided_regex`,
+`guided_grammar`, `guided_choice`, `structural_tag`) need `tool_choice: none`.
 
 ## Fields without effect
 
 These are accepted and change nothing; the server's log names each once, as far as it is more than bookkeeping:
 {names}.
 
-Any other field that is not known is left out and named in the log (`--unknown-fields error` refuses it); a misspelt one is refused with
-"did you mean". Parameters of KServe's protocol follow the same tables and the same flag; those without effect there are, besides:
-{kserve}. `lora_name`, `return_logprobs` and `detokenize: false` are refused there.
-Models of sets and of numbers know the parameter `timeout`.
+Any other field that is not known is left out and named in the log (`--unknown-fields error` refuses it); a misspelt one
+is refused with "did you mean". Parameters of KServe's protocol follow the same tables and the same flag; those without
+effect there are, besides:
+{kserve}.
+`lora_name`, `return_logprobs` and `detokenize: false` are refused there. Models of sets and of numbers know the
+parameter `timeout`.
 
-`/v1/responses` keeps no responses: `previous_response_id`, `previous_response`, `previous_input_messages`, `conversation`, `prompt`,
-`background`, `context_management` and `enable_response_messages` are refused; `background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are refused, and `image` is.
-`echo` of a chat is refused where the response would begin with the last message. `/tokenize` leaves out `media_io_kwargs` and
-`mm_processor_kwargs`, and refuses `chat_template`.
+`/v1/responses` keeps no responses: `previous_response_id`, `previous_response`, `previous_input_messages`,
+`conversation`, `prompt`, `background`, `context_management` and `enable_response_messages` are refused;
+`background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are
+refused, and `image` is. `echo` of a chat is refused where the response would begin with the last message. `/tokenize`
+leaves out `media_io_kwargs` and `mm_processor_kwargs`, and refuses `chat_template`.
 
 ## Not here
 
-langchain-openai's `OpenAIEmbeddings` sends tokens of OpenAI's own vocabulary unless `check_embedding_ctx_length=False` is given.
-tritonclient's calls that load models, share memory, or set logs and traces are refused: this server loads its model when it starts.
+langchain-openai's `OpenAIEmbeddings` sends tokens of OpenAI's own vocabulary unless `check_embedding_ctx_length=False`
+is given. tritonclient's calls that load models, share memory, or set logs and traces are refused: this server loads its
+model when it starts.
 
 """
 TOOLS_HEAD = """
 ## The model in other tools
 
-A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops: ONNX Runtime loads it without
-Sharp's library. Models exported with `--target portable` have standard ops only, which more tools read. Each tool was given a small
-Llama (`--cache contiguous`); what it read or wrote gave the logits, within what its precision allows. Run with
+A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops: ONNX Runtime
+loads it without Sharp's library. Models exported with `--target portable` have standard ops only, which more tools
+read. Each tool was given a small Llama (`--cache contiguous`); what it read or wrote gave the logits, within what its
+precision allows. Run with
 {versions}.
 
 """
 TAIL = """
-Of a paged model whose embedding is its head as well (`tie_word_embeddings`) `quantize_dynamic` writes a model that does not load: it turns
-the shared weights over for one of their two uses. `sharp-export --quantize` does not.
+Of a paged model whose embedding is its head as well (`tie_word_embeddings`) `quantize_dynamic` writes a model that does
+not load: it turns the shared weights over for one of their two uses. `sharp-export --quantize` does not.
 
-To have float16 weights and activations without a new export, keep attention in float32, whose logits need it, and its function with it
-(`--dtype float16` of `sharp-export` does more: our kernels then read float16 too):
+To have float16 weights and activations without a new export, keep attention in float32, whose logits need it, and its
+function with it (`--dtype float16` of `sharp-export` does more: our kernels then read float16 too):
 
 ```python
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
@@ -84,47 +119,109 @@ model = convert_float_to_float16(
 )
 ```
 
-A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a model in a browser.
-optimum-onnx warns that the model has no `position_ids`: prompts of a batch must have one length, as padding on the left is read as tokens.
+A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a
+model in a browser. optimum-onnx warns that the model has no `position_ids`: prompts of a batch must have one length, as
+padding on the left is read as tokens.
 """
 
 
 def label(client: Client) -> str:
-    """What the page calls a client."""
+    """Return the name of a client on the page."""
     kind = "npm" if client.node else "Prometheus" if client.binary else "Python"
     return f"{client.package} ({kind})"
 
 
 def rows() -> list[str]:
-    """The first cells of the table."""
+    """Return the first cell of each row of the table."""
     return [label(client) for client in CLIENTS]
 
 
 def main() -> None:
-    """Run all of them, each against a server of its kind of model, and write the page."""
+    """Run what the arguments name, or everything, and write the page."""
+    date = datetime.datetime.now(tz=datetime.UTC).date()
+    chosen = sys.argv[1:]
+    if chosen == ["agents"]:
+        _replace_section(_agents(date))
+    elif chosen == ["fields"]:
+        _replace_section(found_section(_tried(), date))
+    else:
+        refused = "".join(
+            f"| `{name}` | {field.refusal} |\n" for name, field in sorted(OF_OPENAI.items()) if field.refusal
+        )
+        kserve = {name: field for name, field in OF_KSERVE.items() if name not in OF_OPENAI}
+        others = OTHERS.format(names=_without_effect(OF_OPENAI), kserve=_without_effect(kserve))
+        page = HEAD.format(date=date) + "".join(_rows(kind for kind in MODELS if kind != "agent")) + _agents(date)
+        page += found_section(_tried(), date) + FIELDS + refused + others + _tools() + TAIL
+        PAGE.write_text(page, encoding="utf-8")
+
+
+def _replace_section(section: str) -> None:
+    """Replace the section of the page that has the same heading."""
+    heading = section.strip().splitlines()[0]
+    page = PAGE.read_text(encoding="utf-8")
+    pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## )", re.DOTALL | re.MULTILINE)
+    PAGE.write_text(pattern.sub(lambda _: section.lstrip() + "\n", page, count=1), encoding="utf-8")
+
+
+def _agents(date: datetime.date) -> str:
+    return AGENTS_HEAD.format(date=date) + "".join(_rows(["agent"]))
+
+
+def _rows(kinds: Iterable[str]) -> list[str]:
+    """Run the clients of these kinds of models, and return their lines of the table."""
     found: dict[Client, str] = {}
-    for kind, write in MODELS.items():
+    for kind in kinds:
         with tempfile.TemporaryDirectory() as temporary:
-            folder = write(Path(temporary))
-            with server_process(folder, "--no-kernels", "--threads", 1) as server:
+            folder = MODELS[kind](Path(temporary))
+            options = () if kind == "agent" else ("--no-kernels", "--threads", 1)
+            with server_process(folder, *options) as server:
                 for client in CLIENTS:
                     if client.model == kind:
                         found[client] = _row(client, f"http://{server.http}", folder.name, server.grpc)
-    lines = [found[client] for client in CLIENTS]
-    refused = "".join(f"| `{name}` | {sentence} |\n" for name, (_, sentence) in sorted(UNSUPPORTED.items()))
-    others = OTHERS.format(names=_listed(NO_EFFECT), kserve=_listed(OF_KSERVE))
-    date = datetime.datetime.now(tz=datetime.UTC).date()
-    page = HEAD.format(date=date) + "".join(lines) + FIELDS + refused + others + _tools() + TAIL
-    PAGE.write_text(page, encoding="utf-8")
-    print("".join(lines))
+                        print(found[client], end="", flush=True)
+    return [found[client] for client in CLIENTS if client in found]
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))
+def _tried() -> dict[str, dict[str, Found]]:
+    """Try the fields of each operation, and return the outcomes by path."""
+    found: dict[str, dict[str, Found]] = {}
+    for operation in operations():
+        found[operation.path] = _tried_on_server(operation)
+        for name, outcome in found[operation.path].items():
+            for wrong in outcome.wrong:
+                print(f"{operation.path}, {name}: {wrong}", file=sys.stderr)
+    return found
+
+
+def _tried_on_server(operation: Operation) -> dict[str, Found]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = MODELS[operation.model](Path(temporary))
+        options = ("--no-kernels", "--threads", 1, "--unknown-fields", "error")
+        with server_process(folder, *options) as server:
+            return tried(operation, f"http://{server.http}", folder.name)
+
+
+def found_section(found: Mapping[str, Mapping[str, Found]], date: datetime.date) -> str:
+    """Return the section with a table of the outcomes for each API, by field and path."""
+    section = FOUND_HEAD.format(examples=EXAMPLES, date=date)
+    for anthropic in (False, True):
+        paths = [path for path in found if path.startswith("/v1/messages") == anthropic]
+        section += f"| field | {' | '.join(f'`{path}`' for path in paths)} |\n| --- |{' --- |' * len(paths)}\n"
+        for name in sorted({name for path in paths for name in found[path]}):
+            cells = [found[path][name].cell if name in found[path] else "" for path in paths]
+            section += f"| `{name}` | {' | '.join(cells)} |\n"
+        section += "\n"
+    return section.rstrip("\n") + "\n"
+
+
+def _without_effect(table: ForeignFields) -> str:
+    """Return the names of a table's fields that change nothing, as lines of the page."""
+    names = ", ".join(f"`{name}`" for name, field in sorted(table.items()) if not field.refusal)
+    return textwrap.fill(names, 119, break_on_hyphens=False)
 
 
 def _tools() -> str:
-    """What the tools for models do with each case."""
+    """Run the tools for ONNX models on each case, and return their table."""
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for number, case in enumerate(CASES):
@@ -135,7 +232,7 @@ def _tools() -> str:
     for tool, name in TOOLS.items():
         cells = [_cell(tool, case, found[case][tool]) for case in CASES]
         lines.append(f"| {name} | {' | '.join(cells)} |\n")
-    return TOOLS_HEAD.format(versions=versions()) + "".join(lines)
+    return TOOLS_HEAD.format(versions=textwrap.fill(versions(), 119, break_on_hyphens=False)) + "".join(lines)
 
 
 def _cell(tool: str, case: str, error: str) -> str:

@@ -1,4 +1,4 @@
-"""Other people's clients, unchanged, at the versions of requirements.txt and package.json.
+"""Third-party clients, unchanged, at the versions of requirements.txt and package.json.
 
 `make clients` installs them in build/clients, apart from the project's environment, runs them and writes
 docs/compatibility.md.

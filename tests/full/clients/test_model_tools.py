@@ -1,4 +1,4 @@
-"""The exported model in other people's tools, at the versions of requirements-tools.txt."""
+"""Third-party tools read the exported model, at the versions of requirements-tools.txt."""
 
 import pytest
 

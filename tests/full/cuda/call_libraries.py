@@ -1,6 +1,7 @@
-"""Makes a call of each op in every way that bench/gpu/library.py knows, where the fake driver is what the loader finds.
+"""Call each op in every way that bench/gpu/library.py knows, with the fake driver as libcuda.
 
-python -m tests.full.cuda.call_libraries FOLDER: launches per op and way, with names of tensors for their addresses.
+`python -m tests.full.cuda.call_libraries FOLDER` prints launches per op and way, with names of tensors in place of
+addresses.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""Cases of bench/gpu/library.py on a GPU that is interpreted, with memory accesses checked as in tests/full/triton.
+"""Compute cases of bench/gpu/library.py on an interpreted GPU, with memory accesses checked as in tests/full/triton.
 
-python -m tests.full.cuda.compute_calls FOLDER: cases as JSON on stdin, its rows for each on stdout. The first case of
-an op and a kind of cache is called in every way, the others through the library.
+`python -m tests.full.cuda.compute_calls FOLDER` reads cases as JSON from stdin and prints the rows of each. The first
+case of an op and a kind of cache is called in every way, the others only through the library.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.full.cuda.computing import Device, Memory
 
 
 class Caller(gpu_library.Caller):
-    """Scratch memory holds NaN at first."""
+    """A caller whose scratch memory holds NaN at first."""
 
     @staticmethod
     def memory(like: torch.Tensor, size: int) -> torch.Tensor:
@@ -26,7 +26,7 @@ class Caller(gpu_library.Caller):
 def rows(
     caller: Caller, op: gpu_library.Op, case: dict[str, Any], device: Device, every_way: bool
 ) -> list[dict[str, Any]]:
-    """What the ways to call the op have computed for the case."""
+    """Return a row for each way to call the op: its errors, launches and failures."""
     case = {name: getattr(torch, value) if "dtype" in name else value for name, value in case.items()}
     call = op.make_call(device="cpu", **case)
     references = op.expected(gpu_library.to_numpy(call.tensors), call.normalizer, call.attributes)

@@ -1,8 +1,8 @@
-"""`sharp doctor --json` where ONNX Runtime's CUDA provider finds a GPU that is interpreted."""
+"""Run `sharp doctor --json` where ONNX Runtime's CUDA provider finds an interpreted GPU."""
 
 import sys
 
-from sharp.plugins.cli import main
+from sharp.core.cli import main
 from tests.full.cuda.computing import Device
 
 device = Device()

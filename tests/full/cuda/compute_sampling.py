@@ -1,7 +1,7 @@
-"""Samples by the library's kernel on a GPU that is interpreted.
+"""Sample with the library's kernel on an interpreted GPU.
 
-python -m tests.full.cuda.compute_sampling LIBRARY: calls as JSON on stdin, [logits, indices, samplings, parts of
-changes] each, and on stdout the tokens of each by the GPU and by the CPU's sampler, launches and failures.
+`python -m tests.full.cuda.compute_sampling LIBRARY` reads calls as JSON from stdin, each [logits, indices, samplings,
+parts of changes]. It prints the tokens of the GPU and of the CPU's sampler, launches and failures.
 """
 
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sharp.plugins.cpu.sampling import CHANGE, Changes, sample
 from sharp.plugins.cuda.library import Library
 from sharp.plugins.cuda.sampler import DeviceSampler
-from sharp.plugins.sampling import CHANGE, Changes, sample
 from tests.full.cuda.computing import Device
 
 

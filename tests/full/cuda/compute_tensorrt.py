@@ -1,7 +1,7 @@
-"""Generates on a fake TensorRT, once with the host's sampler and once with the kernel on a GPU that is interpreted.
+"""Generate on a fake TensorRT, once with the host's sampler and once with the kernel on an interpreted GPU.
 
-python -m tests.full.cuda.compute_tensorrt FOLDER LIBRARIES: the tokens of both as JSON on stdout, the sizes of what
-came to the host, launches and failures.
+`python -m tests.full.cuda.compute_tensorrt FOLDER LIBRARIES` prints as JSON the tokens of both, the sizes of copies to
+the host, launches and failures.
 """
 
 import json
@@ -29,12 +29,12 @@ PARAMS = (
 
 
 def generate(folder: Path, machine: FakeMachine) -> dict[str, Any]:
-    """Tokens, and the sizes of copies to the host."""
+    """Generate, and return the tokens and the sizes of copies to the host."""
     write_engine(folder, machine, block=BLOCK)
     engine = EngineConfig(max_sequences=4, max_batch_tokens=16, attention_interval=0)
     llm = LLM(folder, backend=BackendConfig(name="tensorrt"), engine=engine)
     machine.copied.clear()
-    tokens = [[one.token_ids for one in llm.generate(PROMPTS, params)] for params in PARAMS]
+    tokens = [[completion.token_ids for completion in llm.generate(PROMPTS, params)] for params in PARAMS]
     return {"tokens": tokens, "copied": sorted({size for _, size in machine.copied})}
 
 

@@ -1,6 +1,6 @@
-"""Generates with `LLM` by the CPU's kernels, by those of a GPU that is interpreted, and there without key screens.
+"""Generate with `LLM` on the CPU's kernels, on an interpreted GPU, and on that GPU without key screens.
 
-python -m tests.full.cuda.compute_text FOLDER OPS: what came of each as JSON on stdout; OPS is what hands ONNX Runtime
+`python -m tests.full.cuda.compute_text FOLDER OPS` prints the three results as JSON. OPS is a library that registers
 the CUDA ops as ops of the CPU.
 """
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from sharp import LLM, SamplingParams
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.backends import session as backends
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 from tests.full.cuda.computing import Device
 
-# Together they are prompts of several chunks, a shared beginning, decoding beside prompts, and draft tokens.
+# Together these prompts cause prefill in several chunks, prefix-cache hits, decoding beside prefill, and draft tokens.
 PROMPTS = ("abc abc abc abc abc abc abc ", "abc abc abc abc abc abc then another one", "short", "x" * 70)
 SAMPLING = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
 
 
 def generate(folder: str) -> dict[str, Any]:
-    """Tokens and log probabilities, and statistics of every step."""
+    """Generate, and return tokens, log-probabilities, and the statistics of every step."""
     backend = BackendConfig(threads=1, device="cpu")
     engine = EngineConfig(cache_tokens=640, attention_interval=1, max_batch_tokens=64, max_sequences=8)
     llm = LLM(folder, backend=backend, engine=engine)
@@ -36,7 +36,9 @@ def generate(folder: str) -> dict[str, Any]:
     step, used.step = used.step, recorded
     completions = llm.generate(list(PROMPTS), SAMPLING)
     return {
-        "completions": [(one.token_ids, [token.logprob for token in one.logprobs]) for one in completions],
+        "completions": [
+            (completion.token_ids, [token.logprob for token in completion.logprobs]) for completion in completions
+        ],
         "stats": stats,
     }
 

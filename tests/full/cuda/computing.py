@@ -1,7 +1,7 @@
-"""The GPU libraries with results: the fake driver has each launch done by Triton's interpreter, over host memory.
+"""Let the GPU libraries compute results: Triton's interpreter runs each launch of the fake driver over host memory.
 
-What a GPU would compute from the same launches is what comes out. For processes of their own with TRITON_INTERPRET=1,
-where the fake driver is what the loader finds.
+The results are those that a GPU would compute from the same launches. The module is for processes that set
+TRITON_INTERPRET=1 and load the fake driver as libcuda.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from sharp.plugins.cuda.compiler import Kernel
+from sharp.plugins.cuda.compiler import SpecializedKernel
 from sharp.plugins.cuda.kernel_set import kernels_for
 from tests.full.cuda.native import fake_options
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import MEMORY
 
-CAPABILITY = int(os.environ.get("SHARP_FAKE_CAPABILITY", "90"))  # as the fake driver
+CAPABILITY = int(os.environ.get("SHARP_FAKE_CAPABILITY", "90"))  # the fake driver's capability
 TYPES = {
     "*fp32": torch.float32,
     "*fp16": torch.float16,
@@ -37,7 +37,7 @@ COMPUTE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_uint] * 3, ctypes.P
 
 
 class Memory(TorchFunctionMode):
-    """Knows all memory that torch allocates within."""
+    """A record of all memory that torch allocates inside the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Memory(TorchFunctionMode):
         return result
 
     def places(self) -> Iterable[tuple[int, int]]:
-        """Where what is still there begins and ends."""
+        """Return where each block of memory that still exists begins and ends."""
         self._tensors = {number: tensor for number, tensor in self._tensors.items() if tensor() is not None}
         with torch.DisableTorchFunction():
             storages = [tensor().untyped_storage() for tensor in self._tensors.values()]
@@ -58,7 +58,7 @@ class Memory(TorchFunctionMode):
 
 
 class Device:
-    """Does the launches of a fake driver; in `memory`, if given, what kernels read and write is checked."""
+    """A device that runs the launches of the fake driver, and checks memory accesses if `memory` is given."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         interpreted.start()
@@ -74,10 +74,10 @@ class Device:
         self.launches.append(name)
         try:
             self._launch(kernels()[name], described.decode().split()[1:], (x, y, z), parameters)
-        except Exception as error:  # nothing may leave a function that C calls
+        except Exception as error:  # no exception may leave a function that C calls
             self.failures.append(f"{name}: {error!r}")
 
-    def _launch(self, kernel: Kernel, words: list[str], grid: tuple[int, int, int], parameters: Any) -> None:
+    def _launch(self, kernel: SpecializedKernel, words: list[str], grid: tuple[int, int, int], parameters: Any) -> None:
         arguments = {}
         for index, name in enumerate(word.partition(":")[0] for word in words):
             kind = kernel.arguments.get(name, "")
@@ -90,13 +90,13 @@ class Device:
 
 
 def _tensor(address: int, dtype: torch.dtype) -> torch.Tensor:
-    """What the interpreter takes for a pointer."""
+    """Return a tensor that the interpreter accepts as a pointer."""
     if address == 0:
-        return torch.zeros(1, dtype=dtype)  # in memory that is not watched
+        return torch.zeros(1, dtype=dtype)  # memory that is not watched
     return torch.frombuffer((ctypes.c_uint8 * dtype.itemsize).from_address(address), dtype=dtype)
 
 
 @cache
-def kernels() -> dict[str, Kernel]:
-    """All that the package of `fake_package` has, by name."""
+def kernels() -> dict[str, SpecializedKernel]:
+    """Return all kernels of the package that `fake_package` writes, by name."""
     return {kernel.name: kernel for kernel in kernels_for(fake_options(), CAPABILITY)}

@@ -1,4 +1,4 @@
-"""The GPU libraries, built once, and a process with a fake CUDA driver that calls them."""
+"""The GPU libraries, built once, and processes that call them with a fake CUDA driver."""
 
 import json
 import os
@@ -23,12 +23,13 @@ __all__ = ["one_registry", "one_trace", "quick_tracing"]
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory, worker_id) -> Path:
-    """The folder of libsharp_cuda.so and libsharp_trt.so over fake kernels, and of the fake driver below `driver`.
+    """Build libsharp_cuda.so and libsharp_trt.so over fake kernels, and return their folder.
 
-    libsharp_ops.so lies beside them as in a wheel, and host_provider.so, which runs its CUDA op on the CPU.
+    The folder also has libsharp_ops.so, as in a wheel, host_provider.so, which runs its CUDA op on the CPU, and the
+    fake driver in `driver`.
     """
     own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "gpu"  # one for all of xdist's workers
+    folder = (own if worker_id == "master" else own.parent) / "gpu"  # all of xdist's workers share the folder
     with FileLock(f"{folder}.lock"):
         if not (folder / "build" / "driver" / "libcuda.so.1").exists():
             build_all(folder)
@@ -42,7 +43,7 @@ def build_all(folder: Path) -> None:
     driver.parent.mkdir()
     shared = ("-fPIC", "-shared", *headers(folder / "build"))
     ops = Path(shutil.copy(library_path("onnxruntime"), folder / "build"))
-    # Never unloaded: libsharp_ops.so keeps the table of functions that it was given.
+    # The library is never unloaded, because libsharp_ops.so keeps the table of functions that it was given.
     own = ("-Wl,-z,nodelete", f'-DLIBRARY="{ops}"')
     compile_program("host_provider.cc", folder / "build" / "host_provider.so", *shared, *own)
     compile_program("fake_driver.cc", driver, *shared, "-Wl,-soname,libcuda.so.1")
@@ -50,7 +51,7 @@ def build_all(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def cuda_provider(libraries) -> dict[str, str]:
-    """Variables of a process in which ONNX Runtime's CUDA provider finds a GPU that computes nothing."""
+    """Return variables for a process in which ONNX Runtime's CUDA provider finds a GPU that computes nothing."""
     package = ROOT / "build" / "onnxruntime-gpu"
     provider = package / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
     if not provider.is_file():
@@ -66,7 +67,7 @@ def cuda_provider(libraries) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def launch(libraries) -> Callable[..., list[dict]]:
-    """Makes the calls in one process on a device of this capability; what came of each."""
+    """Return a function that makes calls in one process, on a device of a capability, and returns their results."""
 
     def run(calls: Sequence[Call], capability: int = 90, driver: bool = True) -> list[dict]:
         environment = {**os.environ, "SHARP_FAKE_CAPABILITY": str(capability)}

@@ -1,9 +1,9 @@
-// A CUDA driver without a GPU: it takes every call and writes it down. An image is text: the kernel's function and
-// parameters ("scale x:ptr count:i32"), so that the values of a launch can be read back, and behind a zero the kernel's
+// A CUDA driver without a GPU, which accepts every call and records it. A kernel image is text: the kernel's function
+// and parameters ("scale x:ptr count:i32"), so that a launch's values can be recorded, then a zero and the kernel's
 // name. The device's compute capability is in SHARP_FAKE_CAPABILITY.
 //
-// Launches compute nothing unless fake_compute says what does. Then, and under SHARP_FAKE_HOST_MEMORY, device memory is
-// host memory.
+// Launches compute nothing unless fake_compute has set a function that does their work. With such a function, and under
+// SHARP_FAKE_HOST_MEMORY, device memory is host memory.
 #include <cuda.h>
 
 #include <cstdlib>
@@ -26,7 +26,7 @@ void copy_rows(CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pi
     std::memcpy(reinterpret_cast<void*>(to + row * to_pitch), reinterpret_cast<void*>(from + row * from_pitch), bytes);
 }
 
-size_t taken = 0;  // bytes of the device
+size_t taken = 0;  // bytes of device memory in use
 int own_capability = 0, multiprocessors = 132;
 
 int capability() {
@@ -39,7 +39,7 @@ int capability() {
 
 #define FAKE extern "C" __attribute__((visibility("default"))) CUresult
 
-// All events so far, one a line; they are forgotten then.
+// Returns all events since the last call, one per line.
 extern "C" __attribute__((visibility("default"))) const char* fake_events() {
   static std::string taken;
   taken.swap(events);
@@ -47,13 +47,13 @@ extern "C" __attribute__((visibility("default"))) const char* fake_events() {
   return taken.c_str();
 }
 
-// From now on the device is of this capability, with so many multiprocessors.
+// Sets the compute capability of the device and the number of its multiprocessors.
 extern "C" __attribute__((visibility("default"))) void fake_device(int capability, int count) {
   own_capability = capability;
   multiprocessors = count;
 }
 
-// From now on the function does the work of every launch.
+// Sets the function that does the work of every launch.
 extern "C" __attribute__((visibility("default"))) void fake_compute(Compute function) { compute = function; }
 
 FAKE cuGetErrorString(CUresult error, const char** words) {
@@ -94,7 +94,7 @@ FAKE cuCtxPushCurrent(CUcontext) { return CUDA_SUCCESS; }
 FAKE cuCtxPopCurrent(CUcontext*) { return CUDA_SUCCESS; }
 FAKE cuCtxSynchronize() { return CUDA_SUCCESS; }
 
-// The runtime's library says what it has allocated, less what it has freed.
+// The fake runtime calls this with the bytes that it allocates, and with negative bytes that it frees.
 extern "C" __attribute__((visibility("default"))) void fake_take(size_t bytes) { taken += bytes; }
 
 FAKE cuMemGetInfo(size_t* free, size_t* total) {

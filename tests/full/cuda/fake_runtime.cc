@@ -1,6 +1,6 @@
 // CUDA's runtime library without a GPU, as far as ONNX Runtime's CUDA provider needs it to run: device memory is host
-// memory, copies are made at once, kernels compute nothing. It writes down what a step must not do, and graphs.
-// native.py adds the functions that are missing here; they return 0.
+// memory, copies are made at once, kernels compute nothing. It records calls that a step must not make, and
+// calls about graphs. native.py adds the functions that are missing here; they return 0.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -35,7 +35,7 @@ void put(char* structure, size_t offset, T value) {
 
 #define FAKE extern "C" __attribute__((visibility("default"))) int
 
-// All events so far, one a line; they are forgotten then.
+// Returns all events since the last call, one per line.
 extern "C" __attribute__((visibility("default"))) const char* fake_runtime_events() {
   static std::string taken;
   taken.swap(events);
@@ -54,7 +54,7 @@ FAKE cudaMemGetInfo(size_t* free, size_t* total) { return *free = *total = size_
 FAKE cudaPointerGetAttributes(void*, const void*) { return 1; }
 FAKE cudaDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 75 ? 9 : 1, 0; }
 
-// cudaDeviceProp of CUDA 12 and 13, as far as they agree.
+// Fills the fields of cudaDeviceProp that lie at the same place in CUDA 12 and 13.
 FAKE cudaGetDeviceProperties(char* properties, int) {
   std::memset(properties, 0, 700);
   std::strcpy(properties, "a fake GPU");
@@ -105,5 +105,5 @@ FAKE cudaStreamEndCapture(void*, void** graph) { return capturing = false, *grap
 FAKE cudaGraphInstantiate(void** executable, void*, unsigned long long) { return *executable = new_handle(), 0; }
 FAKE cudaGraphLaunch(void*, void*) { return note("replay"), 0; }
 
-// The driver's, which the fake one does not need.
+// A function of the real driver, which the fake driver lacks.
 FAKE cuTensorMapEncodeTiled() { return 0; }

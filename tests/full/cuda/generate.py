@@ -1,9 +1,8 @@
-"""Generates with `LLM` on ONNX Runtime's CUDA provider over a GPU that computes nothing: every token is the first one.
+"""Generate with `LLM` on ONNX Runtime's CUDA provider, over a GPU that computes nothing, so every token is the first.
 
-HOW is words: graphs; logprobs, which need logits; temperature; penalties; without-kernel, of sampling, in the library;
-no-limit of the cache.
-
-python -m tests.full.cuda.generate FOLDER HOW: what happened on the GPU as JSON on stdout.
+`python -m tests.full.cuda.generate FOLDER HOW` prints the calls to the GPU as JSON. HOW is a text of words: graphs;
+logprobs, which need logits; temperature; penalties; without-kernel (the library has no kernel for sampling); no-limit
+(the cache takes all free memory).
 """
 
 import ctypes
@@ -16,7 +15,7 @@ from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig, EngineConfig
 
 BLOCKS = 40
-LEFT: list[int] = []  # bytes, for the cache
+LEFT: list[int] = []  # bytes that are left for the cache
 
 
 def events(library: str, function: str) -> list[str]:
@@ -29,7 +28,7 @@ def main() -> None:
     folder, how = sys.argv[1], sys.argv[2].split()
     if "without-kernel" in how:
         sampler.KERNEL = "another"
-    backend = BackendConfig(threads=1, cuda_graphs="graphs" in how)  # device: auto
+    backend = BackendConfig(threads=1, cuda_graphs="graphs" in how)  # the default device, auto
     engine = EngineConfig(cache_tokens=None if "no-limit" in how else BLOCKS * 16, attention_interval=2)
     free_memory = OnnxRuntimeBackend.free_memory
 

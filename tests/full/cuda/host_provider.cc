@@ -1,6 +1,6 @@
-// A custom-op library that hands ONNX Runtime the CUDA ops of libsharp_ops.so as ops of the CPU: its sessions then run them
-// over host memory, where a fake driver writes down what they launch. In between stands a copy of ONNX Runtime's own
-// table of functions with a few of them replaced; only a GPU's stream and its memory are made up.
+// A custom-op library that registers the CUDA ops of libsharp_ops.so in ONNX Runtime as ops of the CPU. Sessions then
+// run the ops over host memory, where a fake driver records their launches. The ops see a copy of ONNX Runtime's table
+// of functions, in which only the functions about a GPU's stream and its memory are replaced.
 #include <dlfcn.h>
 #include <onnxruntime_c_api.h>
 
@@ -23,7 +23,7 @@ OrtStatus* ORT_API_CALL stream_of(const OrtKernelContext*, void** stream) noexce
   return nullptr;
 }
 
-// ONNX Runtime's own asks the stream, which the CPU has not.
+// Replaces ONNX Runtime's function, which needs a stream, which the CPU lacks.
 OrtStatus* ORT_API_CALL scratch_buffer(const OrtKernelContext* context, const OrtMemoryInfo* memory, size_t bytes,
                                        void** buffer) noexcept {
   OrtAllocator* allocator = nullptr;

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sharp.plugins.cuda.compiler import HIDDEN_ARGUMENTS, PTX_CAPABILITY, Image, Kernel
+from sharp.plugins.cuda.compiler import HIDDEN_ARGUMENTS, PTX_CAPABILITY, Image, SpecializedKernel
 from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 from sharp.plugins.cuda.package import write_package
-from sharp.plugins.ops.attributes import NORMALIZERS, SCALED_CACHES
+from sharp.plugins.op.attributes import NORMALIZERS, SCALED_CACHES
 from sharp.plugins.triton.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 OPS = ("PagedAttention", "SharpAttention")
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
-PREFILL_SHARED = 100_000  # more than a kernel may have without asking
+PREFILL_SHARED = 100_000  # more than a kernel may have without a request
 OTHER_SHARED = 4096
 
 
@@ -28,8 +28,8 @@ def cmake_path(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def fake_image(kernel: Kernel, capability: int | None) -> Image:
-    """An image that says in text what it is and which parameters it takes."""
+def fake_image(kernel: SpecializedKernel, capability: int | None) -> Image:
+    """Return an image whose text names the kernel, its target and its parameters."""
     ptx = capability is None
     function = kernel.name.split()[0]
     image = Image(
@@ -53,7 +53,7 @@ def fake_image(kernel: Kernel, capability: int | None) -> Image:
 
 
 def fake_options() -> list[Options]:
-    """What the fake package's kernels are compiled for."""
+    """Return the options for which the fake package has kernels."""
     dtypes = [
         "float16",
         "float32",
@@ -73,7 +73,7 @@ def fake_package(folder: Path, capabilities: Sequence[int | None] = (80, 86, 90,
 
 
 def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
-    """libsharp_cuda.so and libsharp_trt.so in `folder`."""
+    """Build libsharp_cuda.so and libsharp_trt.so in `folder`."""
     settings = ["-DSHARP_CUDA=ON", f"-DSHARP_KERNELS={kernels}", "-DCMAKE_BUILD_TYPE=Debug", *definitions]
     ninja = f"-DCMAKE_MAKE_PROGRAM={cmake_path('ninja')}"
     python = f"-DPython_EXECUTABLE={sys.executable}"
@@ -87,7 +87,7 @@ def build_libraries(kernels: Path, folder: Path, *definitions: str) -> None:
 
 
 def headers(folder: Path) -> list[str]:
-    """The compiler's options for the headers of CUDA, TensorRT and ONNX Runtime that CMake has found."""
+    """Return the compiler's options for the headers of CUDA, TensorRT and ONNX Runtime that CMake has found."""
     cache = (folder / "CMakeCache.txt").read_text().splitlines()
     names = ("SHARP_CUDA_INCLUDE_DIR:PATH=", "SHARP_TENSORRT_INCLUDE_DIR:PATH=", "ONNXRUNTIME_INCLUDE_DIR:PATH=")
     found = [line.removeprefix(name) for name in names for line in cache if line.startswith(name)]
@@ -95,13 +95,16 @@ def headers(folder: Path) -> list[str]:
 
 
 def compile_program(source: str, output: Path, *options: str) -> None:
-    """A C++ file of this folder as a program, or what `options` say."""
+    """Compile a C++ file of this folder to a program or, with `options`, to a library."""
     command = [compiler(), "-std=c++17", "-O0", "-Wall", "-Wextra", ROOT / "tests" / "full" / "cuda" / source, *options]
     subprocess.run([*command, "-o", output, "-ldl"], check=True)
 
 
 def build_runtime(provider: Path, folder: Path) -> None:
-    """What ONNX Runtime's CUDA provider is linked with, in `folder`; what fake_runtime.cc has not returns 0."""
+    """Build fakes of the libraries that ONNX Runtime's CUDA provider is linked with, in `folder`.
+
+    Functions that fake_runtime.cc lacks return 0.
+    """
     folder.mkdir()
     (folder / "nothing.cc").write_text("")
     compile_program("fake_runtime.cc", folder / "runtime.o", "-c", "-fPIC")

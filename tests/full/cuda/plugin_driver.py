@@ -1,4 +1,4 @@
-"""Runs a driver of TensorRT's plugins and reads what it has printed."""
+"""Run a C++ driver of TensorRT's plugins, and read its output."""
 
 import os
 import subprocess
@@ -9,8 +9,9 @@ from tests.full.cuda.native import compile_program, headers
 
 
 def run_driver(source: str, libraries: Path) -> dict[str, list[str]]:
-    """The rests of the driver's lines by their first word; `source` is a C++ file of this folder."""
-    program = libraries / f"{Path(source).stem}-{os.getpid()}"  # xdist's workers run it at the same time
+    """Run the driver `source`, a C++ file of this folder; return the rest of its lines by their first word."""
+    # several of xdist's workers run the driver at the same time
+    program = libraries / f"{Path(source).stem}-{os.getpid()}"
     compile_program(source, program, *headers(libraries))
     finished = subprocess.run(
         [program, libraries / "libsharp_trt.so"],
@@ -28,10 +29,10 @@ def run_driver(source: str, libraries: Path) -> dict[str, list[str]]:
 
 
 def events(lines: list[str]) -> list[str]:
-    """What was requested of the CUDA driver, among the lines of a call."""
+    """Return the calls to the CUDA driver among the lines of a plugin's call."""
     return [line.removeprefix("event ") for line in lines if line.startswith("event ")]
 
 
 def values(event: str) -> dict[str, str]:
-    """The values of a launch by the names of the kernel's parameters."""
+    """Return the values of a launch by the names of the kernel's parameters."""
     return dict(word.split("=") for word in event.split()[1:] if "=" in word)

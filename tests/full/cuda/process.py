@@ -1,6 +1,7 @@
-"""Calls libsharp_cuda.so in a process of its own, where the fake driver is what the loader finds.
+"""Call libsharp_cuda.so in a process of its own, in which the loader finds the fake driver.
 
-python -m tests.full.cuda.process LIBRARY [KERNELS ...]: problems as JSON on stdin, what came of each as JSON on stdout.
+`python -m tests.full.cuda.process LIBRARY [KERNELS ...]` reads problems as JSON from stdin and prints the result of
+each.
 """
 
 import ctypes
@@ -9,9 +10,9 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sharp.plugins.cuda.library import TYPES, AttentionProblem, Attributes, Library, Problem, normalizer_number
-from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.attributes import SCALED_CACHES
+from sharp.core.errors import SharpError
+from sharp.plugins.cuda.library import TYPES, AttentionProblem, AttributesStruct, Library, Problem
+from sharp.plugins.op.attributes import SCALED_CACHES
 
 BUFFERS = (
     *("query", "key", "value", "key_cache", "value_cache", "slot_mapping", "block_table", "query_start"),
@@ -32,7 +33,7 @@ class Call:
 
     normalizer: str = "softmax"
     dtype: str = "float16"
-    cache_dtype: str = ""  # that of the query
+    cache_dtype: str = ""  # "" for the query's dtype
     scale: float = 0.125
     alpha: float = 1.5
     softcap: float = 0.0
@@ -47,27 +48,26 @@ class Call:
     parameters: int = 0
     screened: bool = False
     columns: int = 4
-    # Of op SharpAttention: each of `sequences` has `tokens` queries, and `past` places.
+    # For op SharpAttention, each of `sequences` has `tokens` queries and a past of `past` slots.
     contiguous: bool = False
     new_keys: int = 5
     past: int = 0
     absent: list[str] = field(default_factory=lambda: list(ABSENT))
     shifted: str = ""  # a buffer whose address is one byte off
-    only: str = ""  # "workspace" or "prepare" instead of the call
+    only: str = ""  # "workspace" or "prepare" makes that call instead
     workspace: int = 1 << 30
 
     def problem(self) -> Problem | AttentionProblem:
-        attributes = Attributes(
-            normalizer=normalizer_number(self.normalizer),
-            scale=self.scale,
-            alpha=self.alpha,
-            temperature_coefficients=tuple(self.coefficients),
-            temperature_terms=len(self.coefficients),
-            entropy_threshold=0.5,
-            softcap=self.softcap,
-            window=self.window,
-            causal=1,
-            stats_columns=self.columns,
+        attributes = AttributesStruct.of(
+            {
+                "normalizer": self.normalizer,
+                "scale": self.scale,
+                "alpha": self.alpha,
+                "temperature_coefficients": self.coefficients,
+                "softcap": self.softcap,
+                "window": self.window,
+                "stats_columns": self.columns,
+            }
         )
         unused = PAGED + SCALES if self.contiguous else CONTIGUOUS + SCALES * (self.cache_dtype not in SCALED_CACHES)
         unused += () if self.screened else SCREENS
@@ -79,7 +79,7 @@ class Call:
             "head_dim": self.head_dim,
             "value_dim": self.head_dim,
             "type": TYPES.index(self.dtype),
-            "head_params_width": self.parameters,
+            "parameters": self.parameters,
             "alibi": "alibi_slopes" in given,
             **{name: 4096 * (BUFFERS.index(name) + 1) + (name == self.shifted) for name in given},
         }

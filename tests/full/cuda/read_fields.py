@@ -1,7 +1,7 @@
-"""Parses a model with TensorRT-RTX's parser and plugin creators of our names; prints what the first one is given.
+"""Parse a model with TensorRT-RTX's parser and plugin creators of our names, and print the first creator's fields.
 
-python -m tests.full.cuda.read_fields MODEL. In a process of its own: TensorRT-RTX takes no plugins, and may abort at
-one.
+`python -m tests.full.cuda.read_fields MODEL` runs in a process of its own, because TensorRT-RTX takes no plugins and
+may abort at one.
 """
 
 import json
@@ -9,16 +9,11 @@ import sys
 
 import tensorrt_rtx_bindings as trt
 
+from sharp.plugins.op.definition import ATTRIBUTES
+
+TYPES = {"string": "CHAR", "float": "FLOAT32", "floats": "FLOAT32", "int": "INT32"}
 FIELDS = {
-    "normalizer": trt.PluginFieldType.CHAR,
-    "scale": trt.PluginFieldType.FLOAT32,
-    "alpha": trt.PluginFieldType.FLOAT32,
-    "temperature_coefficients": trt.PluginFieldType.FLOAT32,
-    "entropy_threshold": trt.PluginFieldType.FLOAT32,
-    "softcap": trt.PluginFieldType.FLOAT32,
-    "window": trt.PluginFieldType.INT32,
-    "causal": trt.PluginFieldType.INT32,
-    "stats_columns": trt.PluginFieldType.INT32,
+    attribute.name: getattr(trt.PluginFieldType, TYPES[attribute.type]) for attribute in ATTRIBUTES if attribute.native
 }
 
 

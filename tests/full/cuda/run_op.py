@@ -1,7 +1,8 @@
-"""Runs the CUDA ops of libsharp_ops.so in ONNX Runtime over host memory; the fake driver is what the loader finds.
+"""Run the CUDA ops of libsharp_ops.so in ONNX Runtime over host memory, with the fake driver as libcuda.
 
-python -m tests.full.cuda.run_op FOLDER: calls as JSON on stdin, what came of each as JSON on stdout. A call's
-`provider` is "cpu", which is handed the ops, or "cuda": ONNX Runtime's own CUDA provider, over a fake CUDA runtime.
+`python -m tests.full.cuda.run_op FOLDER` reads calls as JSON from stdin and prints the result of each. A call's
+`provider` is "cpu", to which the ops are registered, or "cuda": ONNX Runtime's own CUDA provider over a fake CUDA
+runtime.
 """
 
 import ctypes
@@ -15,10 +16,10 @@ import numpy as np
 import onnxruntime as ort
 from onnx import NodeProto, helper
 
-from sharp.plugins.ops.schema import DOMAIN, VERSION
+from sharp.plugins.op.schema import DOMAIN, VERSION
 from tests.full.cuda.steps import CALLS, Call
 
-NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "fp8": 17}  # ONNX's
+NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "fp8": 17}  # ONNX's numbers of types
 
 
 def element(dtype: str) -> int:
@@ -26,7 +27,7 @@ def element(dtype: str) -> int:
 
 
 def model(call: Call) -> bytes:
-    """The node, all of whose sizes vary; names of dimensions would have to agree."""
+    """Return a model of one node whose sizes are all dynamic and unnamed, because equal names would have to agree."""
     inputs, outputs = call.inputs(), call.outputs()
     node = helper.make_node(
         call.definition.name,
@@ -53,7 +54,7 @@ def model(call: Call) -> bytes:
 
 
 def between_nodes(call: Call, node: NodeProto) -> list[NodeProto]:
-    """The node with others around it, so that what it may update in place are values between nodes."""
+    """Return the node with others around it, so that caches that it may update in place are values between nodes."""
     before, after = [], []
     for output, name in call.updated().items():
         node.input[list(node.input).index(name)] += "_between"
@@ -81,7 +82,7 @@ def make_session(call: Call, folder: Path) -> ort.InferenceSession:
 
 
 def run(call: Call, folder: Path, events: list[Callable[[], bytes]]) -> dict[str, Any]:
-    """Addresses of all tensors, and the events of every run."""
+    """Run a call, and return the addresses of all tensors and the events of every run."""
     session = make_session(call, folder)
     tensors = {name: value(call.provider, *described) for name, described in call.inputs().items()}
     outputs = {name: value(call.provider, *described) for name, described in call.outputs().items()}
@@ -114,7 +115,7 @@ def main() -> None:
     for call in calls:
         try:
             results.append({"error": None, **run(call, folder, events)})
-        except Exception as error:  # ONNX Runtime has no common exception
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
             results.append({"error": str(error), "events": events[0]().decode().splitlines()})
     json.dump(results, sys.stdout)
 

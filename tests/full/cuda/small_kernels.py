@@ -1,11 +1,11 @@
-"""Small Triton kernels for tests of what compiles and packs them."""
+"""Small Triton kernels for tests of the code that compiles and packs kernels."""
 
 from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
-from sharp.plugins.cuda.compiler import Kernel
+from sharp.plugins.cuda.compiler import SpecializedKernel
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ SCALE_ARGUMENTS = {"x": "*fp16", "y": "*fp16", "count": "i32", "factor": "fp32"}
 
 
 def scale_kernel(name="scale", block=128, **options):
-    return Kernel(name, scale, SCALE_ARGUMENTS, {"OPTIONS": Options(block)}, **options)
+    return SpecializedKernel(name, scale, SCALE_ARGUMENTS, {"OPTIONS": Options(block)}, **options)
 
 
 def odd_kernel():
-    return Kernel("odd", odd, {"x": "*fp32"}, {"SIZE": 3})
+    return SpecializedKernel("odd", odd, {"x": "*fp32"}, {"SIZE": 3})
 
 
 def product_kernel(size):
-    return Kernel(f"product{size}", product, {"x": "*fp16", "y": "*fp16"}, {"SIZE": size})
+    return SpecializedKernel(f"product{size}", product, {"x": "*fp16", "y": "*fp16"}, {"SIZE": size})

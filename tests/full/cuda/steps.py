@@ -1,4 +1,4 @@
-"""Calls of the CUDA ops in plain values, and what came of them in the process of run_op.py."""
+"""Calls of the CUDA ops in plain values, and their results from the process of run_op.py."""
 
 import json
 import os
@@ -7,23 +7,23 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from sharp.plugins.ops.attributes import SCALED_CACHES, WITHOUT_SINK
-from sharp.plugins.ops.schema import ATTENTION, PAGED_ATTENTION, OpDefinition
+from sharp.plugins.op.attributes import SCALED_CACHES, WITHOUT_SINK
+from sharp.plugins.op.schema import ATTENTION, PAGED_ATTENTION, OpDefinition
 from tests.full.cuda.native import ROOT
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 BLOCKS, BLOCK = 9, 16
 OPTIONAL = ("head_params", "alibi_slopes", "collect_stats")
 
-Described = dict[str, tuple[str, list[int]]]  # types and shapes by name
+Described = dict[str, tuple[str, list[int]]]  # (type, shape) by name
 
 
 @dataclass
 class Call:
-    """A call of an op. `absent` are inputs and outputs that the node leaves out; `shapes` and `dtypes` of inputs are
-    those that are other than usual.
+    """A call of an op in plain values.
 
-    `in_place` binds outputs to the memory of their inputs; with `between_nodes` those are values between nodes instead.
+    `absent` names inputs and outputs that the node leaves out. `shapes` and `dtypes` override those of inputs.
+    `in_place` binds outputs to the memory of their inputs; with `between_nodes` these are values between nodes instead.
     One session makes the call `runs` times; `graph` is the CUDA provider's option to replay the first one.
     """
 
@@ -42,7 +42,7 @@ class Call:
     definition: ClassVar[OpDefinition]
 
     def inputs(self) -> Described:
-        """Every input that is given."""
+        """Return the type and shape of every input that the node has."""
         usual = self.usual_inputs() | {
             "head_params": ("float32", [HEADS, 2 if self.normalizer == "ssa" else 1]),  # b and n, or a sink
             "alibi_slopes": ("float32", [HEADS]),
@@ -53,7 +53,7 @@ class Call:
         return {n: (self.dtypes.get(n, dtype), self.shapes.get(n, shape)) for n, (dtype, shape) in given.items()}
 
     def outputs(self) -> Described:
-        """Every output that is given."""
+        """Return the type and shape of every output that the node has."""
         return {name: described for name, described in self.usual_outputs().items() if name not in self.absent}
 
     def usual_inputs(self) -> Described:
@@ -63,22 +63,22 @@ class Call:
         raise NotImplementedError
 
     def updated(self) -> dict[str, str]:
-        """Inputs by the name of the output that may have their memory."""
+        """Return the names of inputs by the name of the output that may share their memory."""
         raise NotImplementedError
 
     def input_names(self) -> list[str]:
-        """The node's inputs in order, empty names where it leaves them out."""
+        """Return the node's inputs in order, with empty names for inputs that it leaves out."""
         return _trimmed(self.definition.all_input_names, self.inputs())
 
     def output_names(self) -> list[str]:
-        """The node's outputs in order."""
+        """Return the node's outputs in order, with empty names for outputs that it leaves out."""
         names = (*self.definition.output_names, *(f"{beside.name}_out" for beside in self.definition.beside))
         return _trimmed(names, self.outputs())
 
 
 @dataclass
 class Step(Call):
-    """A call of PagedAttention."""
+    """A call of PagedAttention in plain values."""
 
     cache_dtype: str = "float16"
     tokens: int = 20
@@ -106,7 +106,7 @@ class Step(Call):
                 "key_screen": ("int8", [BLOCKS, KV_HEADS, BLOCK * (DIM + 8)]),
                 "key_shift": ("float32", [KV_HEADS, DIM]),
             }
-        # Another cache may be given scales to see that it refuses them.
+        # Scales may also be given to a cache without scales, to see that they are refused.
         return found | {
             name: scale for name, scale in scales.items() if self.cache_dtype in SCALED_CACHES or name in self.shapes
         }
@@ -131,7 +131,7 @@ class Step(Call):
 
 @dataclass
 class AttentionStep(Call):
-    """A call of Attention in the form "none", "concatenating" or "shared"; `past` is the capacity of the last."""
+    """A call of SharpAttention in form "none", "concatenating" or "shared"; `past` is a shared buffer's capacity."""
 
     form: str = "none"
     batch: int = 2
@@ -154,7 +154,7 @@ class AttentionStep(Call):
         }
         left_out = {"none": ("past_key", "past_value", "past_lens"), "concatenating": ("past_lens",), "shared": ()}
         names = {*left_out[self.form], *(() if self.counted else ("total_lens",))}
-        # An input that the form leaves out may still be given in another shape: empty, that is absent.
+        # An input that the form leaves out may be given with an empty shape, which counts as absent.
         return {name: described for name, described in found.items() if name not in names or name in self.shapes}
 
     def usual_outputs(self) -> Described:
@@ -175,7 +175,7 @@ CALLS = {call.definition.name: call for call in (Step, AttentionStep)}
 
 
 def make_steps(libraries, expected, fails=False, environment=None):
-    """What came of calls, all made in one process."""
+    """Make calls in one process, and return their results."""
     finished = subprocess.run(
         [sys.executable, "-m", "tests.full.cuda.run_op", libraries],
         input=json.dumps([[call.definition.name, asdict(call)] for call in expected]),
@@ -191,7 +191,7 @@ def make_steps(libraries, expected, fails=False, environment=None):
 
 
 def launches(result):
-    """Name without target, and values, of every launch."""
+    """Return the name without the target, and the values, of every launch."""
     lines = [event.split() for event in result["events"] if event.startswith("launch ")]
     return [(line[1].split("@")[0], dict(word.split("=") for word in line[2:])) for line in lines]
 

@@ -1,4 +1,4 @@
-// Does with libsharp_trt.so and its plugin SharpAttention what TensorRT does: `tensorrt_attention_driver LIBRARY`.
+// Calls libsharp_trt.so and its plugin SharpAttention as TensorRT does: `tensorrt_attention_driver LIBRARY`.
 #include <cstring>
 
 #include "tensorrt_fakes.h"
@@ -31,7 +31,7 @@ std::vector<PluginTensorDesc> with(std::vector<PluginTensorDesc> inputs, int inp
   return inputs;
 }
 
-// Asks position by position, as TensorRT does, and prints the types that are taken: of a call and of its past.
+// Asks position by position, as TensorRT does, and prints the pairs of types of a call and its past that are accepted.
 void sweep(const Plugin& plugin, Form form) {
   for (const DataType type : {DataType::kFLOAT, DataType::kHALF, DataType::kBF16, DataType::kINT8, DataType::kINT32})
     for (const DataType past : {DataType::kFLOAT, DataType::kHALF, DataType::kBF16, DataType::kINT8}) {
@@ -47,7 +47,7 @@ void sweep(const Plugin& plugin, Form form) {
     }
 }
 
-// Every position with one type or layout that does not fit.
+// Asks for every position with a type and with a layout that does not fit, and prints those that are accepted.
 void sweep_wrong(const Plugin& plugin) {
   std::vector<PluginTensorDesc> right = call(kShared);
   for (const DataType output : {DataType::kHALF, DataType::kHALF, DataType::kHALF, DataType::kFLOAT})
@@ -68,7 +68,7 @@ void print_aliases(const char* title, const Plugin& plugin) {
   std::printf("\n");
 }
 
-// The outputs of a form with `count` inputs, by the names of its sizes.
+// Prints the types and shapes of the outputs of a form with `count` inputs, whose sizes have names.
 void shapes(const Plugin& plugin, Form form, int32_t count) {
   Builder builder;
   const std::vector<const char*> past_key = {"batch", "kv_heads", "past", "head_dim"},
@@ -100,17 +100,17 @@ void shapes(const Plugin& plugin, Form form, int32_t count) {
 }
 
 struct Buffers {
-  bool in_place = false;  // the presents are the pasts
-  bool presents = true;   // whether there is memory for them
+  bool in_place = false;  // whether the presents are the pasts' memory
+  bool presents = true;   // whether there is memory for the presents
 };
 
-// Runs a call through an attached clone; a buffer's address is its number * 4096, and null where a past has no keys.
+// Runs a call through an attached clone; a buffer's address is its number * 4096, or null for a past without keys.
 void enqueue(const char* title, const Plugin& built, const std::vector<PluginTensorDesc>& inputs,
              const Library& library, Buffers buffers = {}) {
   const Plugin plugin(built.runtime->attachToContext(nullptr));
   const int32_t count = int32_t(inputs.size());
   std::printf("%s shape %d\n", title, plugin.runtime->onShapeChange(inputs.data(), count, nullptr, 4));
-  library.forget_events();  // loading is another test's
+  library.forget_events();  // the events of loading, which another test checks
   std::vector<const void*> from;
   for (int32_t input = 0; input < count; ++input)
     from.push_back(inputs[input].dims.nbDims == 4 && inputs[input].dims.d[2] == 0
@@ -150,7 +150,7 @@ int main(int, char** arguments) {
   std::printf("built %s\n", plugin.build->getMetadataString());
   const Plugin copy(plugin.plugin->clone());
   std::printf("cloned %s\n", copy.build->getTimingCacheID());
-  // An engine from before the op was renamed.
+  // The plugin of an engine that was built before the op was renamed.
   const Plugin old(library.registry.at("Attention/1/")
                        ->createPlugin("Attention", copy.runtime->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
   std::printf("deserialized-old %s\n", old.build->getTimingCacheID());
@@ -172,7 +172,7 @@ int main(int, char** arguments) {
   print_aliases("clone", Plugin(fresh.plugin->clone()));
 
   for (const Form form : {kNone, kConcatenating, kShared}) {
-    // A shape of the network has wildcards; those of the profile's largest call count.
+    // The network's shapes have wildcards, so the shapes of the profile's largest call count.
     auto largest = dynamic(call(form));
     for (auto& input : largest)
       if (input.desc.dims.nbDims == 4) input.desc.dims.d[0] = input.desc.dims.d[2] = -1;

@@ -1,4 +1,4 @@
-// Does with libsharp_trt.so and its plugin PagedAttention what TensorRT does: `tensorrt_driver LIBRARY`.
+// Calls libsharp_trt.so and its plugin PagedAttention as TensorRT does: `tensorrt_driver LIBRARY`.
 #include <cstring>
 
 #include "tensorrt_fakes.h"
@@ -21,7 +21,7 @@ std::vector<PluginTensorDesc> step(DataType type = DataType::kHALF, int64_t head
           tensor(DataType::kBOOL, dims({}))};
 }
 
-// The same over a cache of 8 bits, with its scales.
+// The inputs of a step over a cache of 8 bits, with its scales.
 std::vector<PluginTensorDesc> scaled_step(DataType cache) {
   std::vector<PluginTensorDesc> tensors = step();
   tensors[3].type = tensors[4].type = cache;
@@ -29,7 +29,7 @@ std::vector<PluginTensorDesc> scaled_step(DataType cache) {
   return tensors;
 }
 
-// The same over a cache with a key screen.
+// The inputs of a step over a cache with a key screen.
 std::vector<PluginTensorDesc> screened_step() {
   std::vector<PluginTensorDesc> tensors = step();
   for (int scale = 0; scale < 2; ++scale) tensors.push_back(tensor(DataType::kFLOAT, dims({0})));
@@ -38,7 +38,7 @@ std::vector<PluginTensorDesc> screened_step() {
   return tensors;
 }
 
-// Asks position by position, as TensorRT does, and prints the pairs of types that are taken with `count` inputs.
+// Asks position by position, as TensorRT does, and prints the accepted pairs of types with `count` inputs.
 void sweep(const Plugin& plugin, int32_t count) {
   const std::initializer_list<DataType> types = {DataType::kFLOAT, DataType::kHALF,  DataType::kBF16, DataType::kINT8,
                                                  DataType::kFP8,   DataType::kINT32, DataType::kUINT8};
@@ -60,7 +60,8 @@ void sweep(const Plugin& plugin, int32_t count) {
     }
 }
 
-// Every position of `right`, the tensors of a step, with one type or layout that does not fit.
+// Asks for every position of a step's tensors with a type and with a layout that does not fit, and prints those
+// that are accepted.
 void sweep_wrong(const Plugin& plugin, std::vector<PluginTensorDesc> right) {
   const int32_t inputs = int32_t(right.size()), outputs = plugin.build->getNbOutputs();
   for (const DataType output : {DataType::kHALF, right[3].type, right[3].type, DataType::kFLOAT})
@@ -129,7 +130,7 @@ void enqueue(const char* title, const Plugin& built, const std::vector<PluginTen
   const int32_t output_count = int32_t(outputs.size());
   std::printf("%s shape %d\n", title,
               plugin.runtime->onShapeChange(inputs.data(), count, outputs.data(), output_count));
-  library.forget_events();  // loading is another test's
+  library.forget_events();  // the events of loading, which another test checks
   std::vector<const void*> from;
   for (int32_t input = 0; input < count; ++input) from.push_back(reinterpret_cast<void*>(4096L * (input + 1)));
   std::vector<void*> to;

@@ -1,5 +1,5 @@
-// What TensorRT would be to a plugin library: a registry, an expression builder, a logger and the fields of a node.
-// Over them the drivers of this folder do with libsharp_trt.so what TensorRT does, and print what they see.
+// Stand-ins for the parts of TensorRT that a plugin library sees: a registry, an expression builder, a logger and the
+// fields of a node. With them the drivers in this folder call libsharp_trt.so as TensorRT does, and print the results.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -18,7 +18,7 @@
 
 using namespace nvinfer1;
 
-// An expression is its own text; one of a number is that number.
+// An expression that holds its text; the text of a constant is its number.
 class Expression : public IDimensionExpr, apiv::VDimensionExpr {
  public:
   explicit Expression(std::string text) : text(std::move(text)) { mImpl = this; }
@@ -56,7 +56,7 @@ class Logger : public ILogger, public ILoggerFinder {
   ILogger* findLogger() override { return this; }
 };
 
-// Fields as the parser of ONNX models gives them.
+// The fields of a node, as the parser of ONNX models passes them.
 struct Fields {
   std::vector<PluginField> fields;
   std::string normalizer;
@@ -135,13 +135,13 @@ struct Plugin {
   }
 };
 
-// The plugin of an engine that was built with `built`.
+// Returns the plugin that an engine has after its build with the plugin `built`.
 inline Plugin deserialized(IPluginCreatorV3One* creator, const Plugin& built) {
   return Plugin(
       creator->createPlugin(creator->getPluginName(), built.runtime->getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
 }
 
-// libsharp_trt.so as TensorRT loads it, over the fake CUDA driver; its messages are printed.
+// libsharp_trt.so, loaded as by TensorRT over the fake CUDA driver; the library's messages are printed.
 class Library {
  public:
   explicit Library(const char* path) {
@@ -162,12 +162,12 @@ class Library {
     }
   }
 
-  // From now on the device is another one.
+  // Replaces the device.
   void set_device(int capability, int multiprocessors) const { set_device_(capability, multiprocessors); }
 
   void forget_logger() const { set_logger_finder_(nullptr); }
 
-  // What was requested of the driver since the last call, a line each behind `title`.
+  // Prints the calls of the driver since the last time, one per line after `title`.
   void print_events(const char* title) const {
     std::istringstream events(events_());
     for (std::string line; std::getline(events, line);) std::printf("%s event %s\n", title, line.c_str());

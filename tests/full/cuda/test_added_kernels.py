@@ -1,4 +1,4 @@
-"""Kernels of one model that the library was not built with: from the model's folder, or compiled at the first start."""
+"""Kernels that the library was not built with come from the model's folder, or are compiled at the first start."""
 
 import json
 import os
@@ -9,9 +9,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from sharp.core.cli import main
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.cli import main
 from sharp.plugins.cuda import model_package
 from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 from sharp.plugins.cuda.package import INDEX_FILE, write_package
@@ -22,7 +22,7 @@ from tests.full.cuda.process import Call
 
 @pytest.fixture
 def package(tmp_path):
-    """Kernels in bfloat16, which the library of these tests was not built with."""
+    """Write kernels in bfloat16, which the library of these tests lacks, and return their folder."""
     kernels = kernels_for(options_for(["softmax"], [64], ["bfloat16"], ["plain"]), 90)
     write_package([fake_image(kernel, 90) for kernel in kernels], plan_constants(), tmp_path / "kernels")
     return tmp_path / "kernels"
@@ -86,13 +86,13 @@ def test_a_first_start_compiles_what_is_missing_and_sharp_build_does_before(tmp_
 
     monkeypatch.setattr(model_package, "Library", Library)
     monkeypatch.setattr(model_package, "library_path", lambda runtime: f"/{runtime}")
-    monkeypatch.setattr("sharp.plugins.build_kernels.compile_with_progress", compile_with_progress)
+    monkeypatch.setattr("sharp.plugins.cuda.build_kernels.compile_with_progress", compile_with_progress)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model_package.add_kernels(tmp_path / "model", 90)
     assert compiled == [6] and "merge_prompts float32 float32 16 16 16 softmax" in found
     model_package.add_kernels(tmp_path / "model", 90)
     assert compiled == [6]
-    # `sharp build` puts them into the model's folder, where no start has to compile them.
+    # `sharp build` puts the kernels into the model's folder, so that no start has to compile them.
     found.clear()
     built = CliRunner().invoke(
         main, ["build", str(tmp_path / "model"), "--backend", "cuda", "--compute-capability", "90"]

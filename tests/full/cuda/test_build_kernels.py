@@ -1,4 +1,4 @@
-"""`make kernels` as CI runs it: one target, one head dim, the kernels of softmax; then the library."""
+"""`make kernels` as CI runs it: one target, one head dim, the kernels of softmax, and then the library."""
 
 import ctypes
 import json
@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.build_kernels import main
+from sharp.plugins.cuda.build_kernels import main
 from tests.exporter.conftest import tiny_model
 from tests.full.cuda.native import build_libraries
 
@@ -30,20 +30,20 @@ def test_kernels_are_compiled_packed_and_built_into_a_library(tmp_path):
     entries = json.loads((tmp_path / "kernels" / "kernels.json").read_text())
     functions = [entry["kernel"].split()[0] for entry in entries]
     assert {name: functions.count(name) for name in functions} == {
-        "write_cache": 1,  # PagedAttention's
-        "write_present": 1,  # Attention's
+        "write_cache": 1,  # for PagedAttention
+        "write_present": 1,  # for SharpAttention
         "decode_stream": 2,
         "merge": 2,
         "merge_prompts": 2,
         "prefill": 2,
-        "sample_rows": 1,  # of every model with a paged cache
+        "sample_rows": 1,  # for every model with a paged cache
     }
     assert {entry["target"] for entry in entries} == {"sm_90a"}
     images = (tmp_path / "kernels" / "kernels.bin").read_bytes()
     for entry in entries:
         image = images[entry["offset"] :][: entry["bytes"]]
         assert image[:4] == b"\x7fELF" and f".text.{entry['entry']}\0".encode() in image
-    # What does not change is not compiled again, whichever process compiled it, and gives the same bytes.
+    # A kernel that did not change is not compiled again, whichever process compiled it, and gives the same bytes.
     assert "0 compiled and 11 from the cache" in build(tmp_path / "kernels", "1")
     assert (tmp_path / "kernels" / "kernels.bin").read_bytes() == images
 

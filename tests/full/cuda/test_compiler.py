@@ -1,4 +1,4 @@
-"""Triton kernels become machine code for every GPU, on a machine without one."""
+"""Triton kernels become machine code for every GPU, on a machine without a GPU."""
 
 import json
 import re
@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from sharp.plugins.build_kernels import compile_all, main, summary
+from sharp.core.errors import InputError, SharpError
+from sharp.plugins.cuda.build_kernels import compile_all, main, summary
 from sharp.plugins.cuda.compiler import CAPABILITIES, MOST_SHARED, compile_kernel
 from sharp.plugins.cuda.package import write_package
-from sharp.plugins.errors import InputError, SharpError
 from tests.full.cuda.small_kernels import odd_kernel, product_kernel, scale_kernel
 
 
@@ -27,7 +27,7 @@ def test_every_target_gets_machine_code(cache, capability):
     image = compile_kernel(scale_kernel(), capability, cache)
     assert image.content[:4] == b"\x7fELF"
     assert b".text.scale\0" in image.content
-    # The low byte of the flags in an ELF header of NVIDIA's is, or has beside it, the architecture.
+    # In NVIDIA's ELF headers, the architecture is the low byte of the flags or a byte beside it.
     assert capability in image.content[48:52]
     assert (image.target, image.threads) == (f"sm_{capability}" + "a" * (capability >= 90), 128)
 
@@ -39,7 +39,7 @@ def test_machine_code_has_the_parameters_that_a_launch_passes(cache, tmp_path):
     command = [knobs.nvidia.cuobjdump.path, "-elf", tmp_path / "scale.cubin"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     parameters = re.findall(r"Ordinal\s*:\s*(0x\w+).*?Size\s*:\s*(0x\w+)", listed)
-    # x, y, count, factor, and two hidden pointers.
+    # The parameters are x, y, count, factor, and two hidden pointers.
     assert [size for _, size in sorted((int(at, 16), int(size, 16)) for at, size in parameters)] == [8, 8, 4, 4, 8, 8]
 
 
@@ -48,7 +48,7 @@ def test_ptx_is_for_every_later_gpu(cache):
     text = image.content.decode()
     assert ".target sm_80\n" in text and ".version 8.5" in text and text.endswith("\0")
     assert image.target == "compute_80" and image.ptx and not image.exact
-    # x, y, count, factor, and what Triton hides at the end.
+    # The parameters are x, y, count, factor, and the pointers that Triton hides at the end.
     assert text.count(".param ") == 6 and len(image.hidden) == 2
 
 

@@ -1,6 +1,6 @@
-"""What the GPU libraries compute, on a GPU that is interpreted: the whole way from a call to its results.
+"""The GPU libraries compute the right results on an interpreted GPU, from the call to its results.
 
-Elsewhere launches are compared with those that are expected, and kernels with the reference; here nothing is between.
+Other tests compare launches with expected launches, and kernels with the reference. These tests cover the whole way.
 """
 
 import json
@@ -14,13 +14,13 @@ from click.testing import CliRunner
 
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.op.attributes import NORMALIZERS
 from tests.exporter.conftest import tiny_model
 from tests.full.cuda.native import ROOT
 
-# Decoding over several splits and over no context, a chunk behind a context, a prompt.
+# Decoding over several splits and over no context, a chunk behind a context, and a prompt.
 SEQUENCES = [[150, 1], [0, 1], [37, 5], [0, 40]]
-QUESTION = [[4200, 9]]  # whose keys are split
+QUESTION = [[4200, 9]]  # its keys are split over programs
 PASSES = {
     "adaptive_softmax": ("prefill_observe", "prefill_settled"),
     "entmax": ("prefill_observe", "prefill_count", "prefill_settled"),
@@ -48,7 +48,7 @@ CASES = {
     ]
     for name in NORMALIZERS
 }
-for name in NORMALIZERS:  # with sinks, or the columns of those that have none
+for name in NORMALIZERS:  # with sinks, or with the columns of normalizers without a sink
     CASES[name] += [paged(name, sinks=True), attention(name, "shared", 20, 20, sinks=True)]
 CASES["softmax"] += [attention("softmax", "none", 4, 120), attention("softmax", "shared", 1, 1)]
 CASES["softmax"] += [
@@ -74,7 +74,7 @@ def run(module, libraries, *arguments, given=None):
     return json.loads(finished.stdout)
 
 
-# Pointwise normalizers are launched alike, and tests/full/triton has each one's kernel: relu stands for them.
+# Pointwise normalizers are launched alike, and tests/full/triton runs the kernel of each. relu stands for the others.
 @pytest.mark.parametrize("normalizer", [name for name in NORMALIZERS if name not in ("sigmoid", "relu2")])
 def test_library_and_plugins_agree_with_float64(libraries, normalizer):
     launched, ways = set(), set()
@@ -85,7 +85,7 @@ def test_library_and_plugins_agree_with_float64(libraries, normalizer):
             assert not row["failures"], (case, row)
             assert row["holds"], (case, row)
             launched.update(name.split()[0] for name in row["launches"])
-    assert len(ways) == 6  # both ops by the library, a plugin in place and one that copies
+    assert len(ways) == 6  # both ops through the library, through a plugin in place, and through a plugin that copies
     decoding = {"decode_stream"}
     if normalizer in ("adaptive_softmax", "entmax"):
         decoding = {"decode_observe", "decode_solve", "decode_settled"}
@@ -117,7 +117,7 @@ def test_a_text_is_that_of_the_cpu(libraries, tmp_path, norm, options):
     assert len(screened) == (2 if "--key-screen" in options else 0)
     if screened:
         assert not {name.split()[0] for name in said["launches_unscreened"]} & screened
-        assert said["gpu"] == said["unscreened"]  # bit for bit
+        assert said["gpu"] == said["unscreened"]  # equal bit for bit
     cpu, gpu = said["cpu"], said["gpu"]
     for (tokens, logprobs), (others, their_logprobs) in zip(cpu["completions"], gpu["completions"], strict=True):
         assert tokens == others

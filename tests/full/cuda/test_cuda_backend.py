@@ -1,4 +1,4 @@
-"""A model on ONNX Runtime's CUDA provider, whose GPU is a fake one; and what of its decode steps a CPU can check."""
+"""A model on ONNX Runtime's CUDA provider over a fake GPU, and those parts of its decode steps that a CPU can check."""
 
 import ctypes
 import json
@@ -12,13 +12,13 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
-from sharp.serving.backends import Batch, decode_graphs, load_backend
-from sharp.serving.backends.backend import Limits
+from sharp.serving.backends import StepInputs, decode_graphs, load_backend
+from sharp.serving.backends.backend import StepLimits
 from sharp.serving.backends.cache_size import bytes_per_block
 from sharp.serving.backends.decode_graphs import DecodeGraphs, graph_size, is_decode, padded
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -29,7 +29,7 @@ LAYERS, HEADS, VOCAB = 2, 6, 257
 
 
 def exported(out, *options, norm="ssa"):
-    """The folder of a model with heads of 64, which the fake package of kernels has."""
+    """Export a model with a head size of 64, for which the fake package has kernels, and return its folder."""
     save_checkpoint(out / "tiny.safetensors", tiny_model(norm, head_dim=64, layers=2))
     arguments = [str(out / "tiny.safetensors"), "--norm", norm, "-o", str(out / norm), *options]
     result = CliRunner().invoke(export, arguments)
@@ -74,7 +74,7 @@ def launched(events):
 
 
 def samplings(step):
-    """The launch of the kernel that samples in a step, and what the driver did after it."""
+    """Return the launch of the sampling kernel in a step, and all calls of the driver after it."""
     names = [event.split()[1].partition("@")[0] if event.startswith("launch ") else event for event in step["driver"]]
     return names[names.index("sample_rows") :] if "sample_rows" in names else []
 
@@ -82,7 +82,8 @@ def samplings(step):
 def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
     said = generate("plain")
     assert said["device"] == "cuda"
-    # Uninitialized memory would be NaN to whoever reads it. The first cache, of one block, is for the largest step.
+    # Caches are cleared, because uninitialized memory may be NaN. The first cache, of one block, is for the largest
+    # step.
     sizes = [blocks * 2 * 64 * 16 * 4 for blocks in (1, 40) for _ in range(2 * LAYERS)]
     cleared = [event.split() for event in said["started"] if event.startswith("clear ")]
     assert [(word, int(size.removeprefix("bytes="))) for word, _, size in cleared] == [("clear", s) for s in sizes]
@@ -104,7 +105,7 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
         to_device = [event for event in step["runtime"] if event.startswith("copy 1 ")]
         to_host = [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")]
         assert len(to_device) == 8  # the inputs of a step
-        # Statistics come to the host in steps that collect them only, and no logits.
+        # Only steps that collect statistics copy them to the host, and no step copies logits.
         assert to_host == ([] if step["stats"] is None else [LAYERS * step["tokens"] * HEADS * 4 * 4])
         assert samplings(step) == ["sample_rows", "wait for stream 0"]
         assert launched(step["driver"])[-1]["vocab"] == str(VOCAB)
@@ -114,10 +115,10 @@ def test_a_gpu_is_taken_by_itself_and_caches_stay_on_it(generate):
 
 def test_the_memory_of_the_largest_step_is_taken_before_the_cache(generate):
     said = generate("plain")
-    # 2,048 tokens, the most of a step: statistics, logits of them all, and what lies between the layers.
+    # The largest step has 2,048 tokens, and needs memory for statistics, all logits, and the layers' activations.
     step = 2048 * 4 * (LAYERS * HEADS * 4 + VOCAB)
     assert step < (6 << 30) - said["left"] < 1 << 28
-    # Nothing is taken any more while requests run.
+    # No more memory is allocated while requests run.
     assert not [event for step in said["steps"] for event in step["runtime"] if event.startswith("allocate")]
 
 
@@ -126,13 +127,13 @@ def test_decode_steps_are_replayed_as_one_graph(generate):
     assert said["completions"] == [[0] * 4] * 3
     prompt, first, *others = said["steps"]
     assert launched(prompt["driver"]) and "replay" not in prompt["runtime"]
-    # Every size was captured at start: of 1, 2, 4, ... 64 sequences.
+    # Every size was captured at start: 1, 2, 4, ... 64 sequences.
     grids = {values["grid"].split(",")[0] for values in launched(said["started"]) if values.get("most_tokens") == "0"}
     assert {str(2**power) for power in range(7)} <= grids
-    for step in (first, *others):  # a graph of four sequences for three, which are sampled
+    for step in (first, *others):  # three sequences run in a graph for four, and three are sampled
         assert samplings(step) == ["sample_rows", "wait for stream 0"] and len(step["driver"]) == 3
         assert launched(step["driver"])[0]["grid"] == "3,1,1"
-        assert step["driver"][0] == "write bytes=3600 stream=0"  # what 64 rows are told
+        assert step["driver"][0] == "write bytes=3600 stream=0"  # the samplings of 64 rows
         assert step["runtime"].count("replay") == 1 and "capture" not in step["runtime"]
         statistics = [LAYERS * 4 * HEADS * 4 * 4] if step["stats"] else []
         assert [int(event.split()[-1]) for event in step["runtime"] if event.startswith("copy 2 ")] == statistics
@@ -146,7 +147,7 @@ def test_logits_of_a_graph_travel_where_they_are_needed(generate, how):
     prompt, *others = said["steps"]
     assert 3 * VOCAB * 4 in [int(event.split()[-1]) for event in prompt["runtime"] if event.startswith("copy 2 ")]
     for step in others:
-        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]  # of three of the four sequences
+        assert step["driver"] == [f"read bytes={3 * VOCAB * 4}"]  # three of the four rows of logits
         assert step["logits"] == [3, VOCAB] and step["sampled"] is None
     assert ("tokens are sampled on the host" in said["log"]) == (how == "without-kernel")
 
@@ -162,7 +163,8 @@ def test_rows_with_a_temperature_are_sampled_on_the_gpu_too(generate, how):
 @pytest.mark.parametrize("how", ["penalties", "graphs penalties temperature"])
 def test_penalties_travel_to_the_gpu_and_logits_stay_there(generate, how):
     prompt, *decode = generate(how)["steps"]
-    # "one", "another" and "third" are 3, 7 and 5 bytes, all distinct but for the last of them; the bias is one of each.
+    # The prompts "one", "another" and "third" have 3, 7 and 5 bytes, all distinct but for the last byte. Each request
+    # has one bias.
     for step, generated in zip((prompt, *decode), (0, 1, 1, 1), strict=True):
         assert samplings(step) == ["sample_rows", "wait for stream 0"]
         writes = [event for event in step["driver"] if event.startswith("write ")]
@@ -204,7 +206,7 @@ def test_an_int8_cache_and_its_scales_stay_on_the_gpu(generate, int8_folder):
 def test_a_key_screen_lies_on_the_gpu_beside_its_keys(generate, screened_folder, how):
     said = generate(how, screened_folder)
     assert (said["device"], said["completions"]) == ("cuda", [[0] * 4] * 3)
-    sizes = {"key_cache": 4 * 64, "value_cache": 4 * 64, "key_screen": 64 + 8}  # of a key
+    sizes = {"key_cache": 4 * 64, "value_cache": 4 * 64, "key_screen": 64 + 8}  # bytes per key
     cleared = [event.split()[1:] for event in said["started"] if event.startswith("clear ")]
     assert len(cleared) == 2 * 3 * LAYERS
     cleared = dict(cleared[len(cleared) // 2 :])
@@ -220,7 +222,7 @@ def test_a_key_screen_lies_on_the_gpu_beside_its_keys(generate, screened_folder,
         assert {values["key_screen"] for values in launches if values.get("key_screen")} == {
             str(said["addresses"][f"key_screen.{layer}"]) for layer in range(LAYERS)
         }
-        # In place: neither a copy on the GPU, nor one of a cache to or from the host.
+        # Caches are updated in place: nothing is copied on the GPU, and no cache is copied to or from the host.
         assert not [event for event in step["driver"] if event.startswith("copy ")]
     block = 2 * 16 * (64 + 8)
     for step in said["steps"]:
@@ -239,7 +241,7 @@ def test_a_cache_is_as_many_blocks_as_fit_with_their_screens(generate, screened_
 
 
 def decode_batch(contexts, pages=3, **changes):
-    """One token for each sequence, in blocks of its own."""
+    """Return a batch with one token for each sequence, in blocks of its own."""
     count = len(contexts)
     table = np.arange(count * pages, dtype=np.int32).reshape(count, pages)
     values = {
@@ -252,16 +254,16 @@ def decode_batch(contexts, pages=3, **changes):
         "logits_indices": np.arange(count),
         "collect_stats": True,
     }
-    return Batch(**{**values, **changes})
+    return StepInputs(**{**values, **changes})
 
 
 def test_padding_changes_nothing_but_the_shapes(folder):
-    # The CPU's kernels do what the GPU's are to do with tokens that see nothing.
+    # The CPU's kernels treat padded tokens, which see nothing, as the GPU's kernels must.
     def stepped(pad):
         backend = load_backend(folder, read_manifest(folder), BackendConfig(threads=1, device="cpu"))
         backend.allocate_cache(9)
         prompt = decode_batch([0, 0, 0], input_ids=np.arange(40) % 200)
-        prompt = Batch(
+        prompt = StepInputs(
             **{
                 **vars(prompt),
                 "positions": np.concatenate([np.arange(17), np.arange(3), np.arange(20)]),
@@ -287,7 +289,7 @@ def test_padding_changes_nothing_but_the_shapes(folder):
 
 
 class HostReadback:
-    """Copies rows of a tensor that lies on the host."""
+    """A readback that copies rows of a tensor on the host."""
 
     def copy(self, address, indices):
         rows = (ctypes.c_float * ((int(indices.max()) + 1) * VOCAB)).from_address(address)
@@ -295,7 +297,7 @@ class HostReadback:
 
 
 class HostTensor(onnxruntime.OrtValue):
-    """In memory of the host, but what is read of it is a copy, as of a GPU."""
+    """A tensor in host memory whose content can only be read as a copy, like a GPU's."""
 
     def __init__(self, shape, onnx_type, number):
         super().__init__(onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, onnx_type, "cpu", number)._ortvalue)
@@ -305,7 +307,10 @@ class HostTensor(onnxruntime.OrtValue):
 
 
 def test_padding_enters_no_statistics(folder, monkeypatch):
-    """Decode steps in the memory of their graph, padded, as a GPU replays them; here the CPU computes each anew."""
+    """Padding changes no statistics.
+
+    Decode steps run padded in the memory of their graph, as a GPU would replay them. Here the CPU computes each step.
+    """
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     prompts = [[5, 9, 2, 40], [7], [100, 200, 50]]
     monkeypatch.setattr(decode_graphs, "device_tensor", HostTensor)
@@ -337,7 +342,7 @@ def test_padding_enters_no_statistics(folder, monkeypatch):
             values = getattr(one.attention, name)
             np.testing.assert_allclose(getattr(other.attention, name), values, rtol=1e-5, err_msg=name)
         assert one.attention.tokens == other.attention.tokens
-    # What the metrics get: one row for each token that was computed.
+    # The metrics get one row for each token that was computed.
     assert [len(rows.positions) for rows in found] == [8, 3, 3, 3, 3, 3]
     for one, other in zip(expected, found, strict=True):
         assert other.positions.tolist() == one.positions.tolist()
@@ -349,7 +354,7 @@ def test_padding_enters_no_statistics(folder, monkeypatch):
 )
 def test_sizes_of_graphs(sequences, pages, size):
     batch = decode_batch([0] * sequences)
-    assert graph_size(Batch(**{**vars(batch), "block_table": np.zeros((sequences, pages), np.int32)})) == size
+    assert graph_size(StepInputs(**{**vars(batch), "block_table": np.zeros((sequences, pages), np.int32)})) == size
 
 
 def test_sizes_that_are_listed():
@@ -363,7 +368,7 @@ def test_sizes_that_are_listed():
     graphs.step = lambda batch: stepped.append(batch.block_table.shape)
     manifest = SimpleNamespace(cache=SimpleNamespace(block_size=16))
     graphs._manifest = manifest
-    graphs.capture(Limits(sequences=64, tokens=64, context=2048, blocks=128), lambda: 1)
+    graphs.capture(StepLimits(sequences=64, tokens=64, context=2048, blocks=128), lambda: 1)
     assert stepped == [(8, 64), (24, 64), (8, 128), (24, 128)]
     for sizes in ("8,", "0", "a", "-1"):
         with pytest.raises(InputError, match=r"cuda_graph_sizes is .* it must be numbers above 0, separated by commas"):
@@ -379,7 +384,7 @@ def test_a_cpu_has_no_graphs(folder):
 def test_a_gpu_without_kernels_of_its_own_is_refused_at_start(libraries, cuda_provider, folder):
     environment = {**os.environ, "SHARP_LIBRARY_FOLDER": str(libraries), "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
     finished = subprocess.run(
-        [sys.executable, "-c", "from sharp.plugins.cli import main; main()", "serve", folder, "--cache-tokens", "64"],
+        [sys.executable, "-c", "from sharp.core.cli import main; main()", "serve", folder, "--cache-tokens", "64"],
         env={**environment, "SHARP_FAKE_CAPABILITY": "75"},
         capture_output=True,
         text=True,
@@ -407,7 +412,7 @@ def run_doctor(libraries, cuda_provider, *command):
 
 
 def test_the_doctor_sees_that_this_gpu_computes_nothing(libraries, cuda_provider):
-    command = "from sharp.plugins.cli import main; main()"
+    command = "from sharp.core.cli import main; main()"
     finished, on_gpu = run_doctor(libraries, cuda_provider, "-c", command, "doctor", "--json")
     assert finished.returncode == 1
     assert "ONNX Runtime on a GPU, our kernels: wrong here. Please open an issue" in finished.stderr

@@ -1,4 +1,4 @@
-"""`bench/gpu/generation.py` without a GPU: its two models are right on a CPU, and ONNX Runtime's steps are graphs."""
+"""`bench/gpu/generation.py` without a GPU: both models are right on a CPU, and ONNX Runtime's steps are graphs."""
 
 import json
 import os
@@ -46,8 +46,8 @@ def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once():
     prompt = np.random.default_rng(1).integers(0, 97, (3, 6))
 
     def made():
-        model = generation.TorchModel(sizes, 3, 20, device="cpu", dtype=torch.float64, graph=False)
-        for layer in model.layers:  # large enough for the context to decide
+        model = generation.TorchPeer(sizes, 3, 20, device="cpu", dtype=torch.float64, graph=False)
+        for layer in model.layers:  # the weights are so large that the context decides the next token
             for name in ("query_key_value", "out", "gate_up", "down"):
                 layer[name] *= 20
         return model
@@ -56,7 +56,7 @@ def test_the_peer_reads_its_cache_as_if_it_had_read_all_at_once():
     assert len(set(generated.ravel())) > 10
     whole, again = np.concatenate([prompt, generated[:, :-1]], 1), made()
     assert [again.run(whole[:, : 6 + step], 0).tolist() for step in range(8)] == generated.T.tolist()
-    # What a graph captures: the whole cache under a mask.
+    # A graph captures attention over the whole cache under a mask.
     masked = made()
     tokens = [masked.run(prompt, 0)]
     for step in range(7):
@@ -99,5 +99,5 @@ print(json.dumps(said))
     environment = {**os.environ, "SHARP_FAKE_HOST_MEMORY": "1", **cuda_provider}
     finished = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    # The prompt, the first decode step that is captured, and three replays more.
+    # The prompt, then the first decode step, which is captured, and three more replays.
     assert json.loads(finished.stdout) == [[[3, 5], 0, 0], [[3, 5], 1, 4]]

@@ -1,4 +1,4 @@
-"""`bench/gpu/library.py` without a GPU: its ways to call an op put the same work on the stream, and it sees errors."""
+"""`bench/gpu/library.py` without a GPU: its ways to call an op launch the same work, and it reports errors."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_library_and_plugin_launch_the_same(libraries):
     ]
     copied = [event.replace("key_cache=past_key", "key_cache=memory") for event in launches]
     assert work == [event.replace("value_cache=past_value", "value_cache=memory") for event in copied]
-    # bfloat16 is not in the package; the fake driver computes nothing, which must not pass for right.
+    # The package has no kernels in bfloat16. The fake driver computes nothing, which must not count as right.
     built = [row for row in said["rows"] if row["built"]]
     assert {row["dtype"] for row in said["rows"]} == {"bfloat16", "float16", "float32"}
     assert built and {row["dtype"] for row in built} == {"float16", "float32"}

@@ -1,4 +1,4 @@
-"""What libsharp_cuda.so launches, written down by a fake driver, against the description that Triton's wrapper uses."""
+"""Launches of libsharp_cuda.so, recorded by a fake driver, equal the plan that Triton's wrapper uses."""
 
 import random
 from dataclasses import replace
@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from sharp.plugins.ops.attributes import HEAD_PARAMETERS, NORMALIZERS, WITHOUT_SINK
-from sharp.plugins.triton.launch_sizes import Shapes, scratch
+from sharp.plugins.op.attributes import HEAD_PARAMETERS, NORMALIZERS, WITHOUT_SINK
+from sharp.plugins.triton.launch_plan import LaunchPlan, Shapes
+from sharp.plugins.triton.launching import plan_of
 from sharp.plugins.triton.options import Options, power_name
-from sharp.plugins.triton.variants import kernels, prompt_options
+from sharp.plugins.triton.variants import Kernel, kernels
 from tests.full.cuda.native import OTHER_SHARED, PREFILL_SHARED
 from tests.full.cuda.process import ABSENT, BUFFERS, CONTIGUOUS, Call
 
@@ -41,12 +42,20 @@ def shapes_of(call: Call) -> Shapes:
     return Shapes(tokens, call.sequences, blocks, call.q_heads, call.kv_heads, MULTIPROCESSORS, call.new_keys)
 
 
+def kernels_of(call: Call, capability: int) -> dict[str, Kernel]:
+    return {kernel.name: kernel for kernel in kernels(options_of(call), capability)}
+
+
+def planned(call: Call, capability: int = 90) -> LaunchPlan:
+    return plan_of(options_of(call), shapes_of(call), kernels_of(call, capability))
+
+
 def places_of(call: Call) -> int:
     return call.past if "past_lens" not in call.absent else call.past + call.new_keys
 
 
 def launches(result: dict) -> list[tuple[str, dict[str, str]]]:
-    """Name and values of every launch of a call that went well."""
+    """Return the name and values of every launch of a call that succeeded."""
     assert result["error"] is None, result["error"]
     lines = [event.split() for event in result["events"] if event.startswith("launch ")]
     return [(line[1], dict(word.split("=") for word in line[2:])) for line in lines]
@@ -59,7 +68,7 @@ def random_calls(count: int) -> list[Call]:
         normalizer = rng.choice(NORMALIZERS)
         kv_heads = rng.choice([1, 2, 8])
         absent = [name for name in ("alibi_slopes", "collect_stats") if rng.random() < 0.5]
-        more = rng.random() < 0.3  # sinks, or the columns of those that have none
+        more = rng.random() < 0.3  # sinks, or the columns of normalizers without a sink
         own = len(HEAD_PARAMETERS.get(normalizer, ()))
         parameters = own * more if normalizer in WITHOUT_SINK else own + more
         dtypes = rng.choice(
@@ -94,7 +103,7 @@ FORMS = {
 
 
 def random_contiguous_calls(count: int) -> list[Call]:
-    """Calls of op SharpAttention, of all forms; half of them decode."""
+    """Return random calls of op SharpAttention in all forms; half of them decode."""
     rng = random.Random(8)
     calls = []
     for call in random_calls(count):
@@ -114,20 +123,21 @@ def random_contiguous_calls(count: int) -> list[Call]:
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90])
-def test_every_call_launches_what_the_variants_say(launch, capability):
+def test_every_call_launches_what_the_wrapper_for_pytorch_launches(launch, capability):
     calls = random_calls(60) + random_contiguous_calls(60)
     for call, result in zip(calls, launch(calls, capability), strict=True):
-        expected = [kernel for kernel in kernels(options_of(call), capability) if kernel.needed(shapes_of(call))]
+        # The library takes tiles, warps and constants from the package, and the test takes them from Python.
+        expected, known = planned(call, capability).launches, kernels_of(call, capability)
         found = launches(result)
         assert [name for name, _ in found] == [
-            f"{kernel.name}@sm_{capability}{'a' * (capability >= 90)}" for kernel in expected
+            f"{step.function}@sm_{capability}{'a' * (capability >= 90)}" for step in expected
         ]
-        for kernel, (_, values) in zip(expected, found, strict=True):
-            assert values["grid"] == ",".join(map(str, kernel.grid(shapes_of(call)))), (call, kernel.name)
-            assert values["threads"] == str(32 * kernel.warps)
-            assert values["shared"] == str(PREFILL_SHARED if kernel.name == "prefill" else OTHER_SHARED)
+        for step, (_, values) in zip(expected, found, strict=True):
+            assert values["grid"] == ",".join(map(str, step.grid)), (call, step.function)
+            assert values["threads"] == str(32 * known[step.function].warps)
+            assert values["shared"] == str(PREFILL_SHARED if step.function == "prefill" else OTHER_SHARED)
             assert values["stream"] == "77"
-            assert values.get("stage", "0") == str(kernel.stage)
+            assert values.get("stage", "0") == str(step.stage)
 
 
 def test_arguments_are_those_of_the_problem(launch):
@@ -139,11 +149,11 @@ def test_arguments_are_those_of_the_problem(launch):
         numbers = {"tokens": 5, "sequences": 2, "q_heads": 8, "kv_heads": 2, "max_blocks": 20, "parameters": 1}
         numbers |= {"columns": 5}
         numbers |= {"window": 9, "causal": 1, "scale": 0.125, "softcap": 20, "entropy_threshold": 0.5}
-        # Two coefficients, highest power first: the polynomial's last two terms.
+        # Two coefficients, highest power first, are the polynomial's last two terms.
         numbers |= dict.fromkeys(("t0", "t1", "t2", "t3", "t4", "t5"), 0) | {"t6": 0.5, "t7": 0.25}
         for name in set(values) & set(numbers):
             assert float(values[name]) == numbers[name], name
-        # What Triton hides behind a kernel's own parameters.
+        # Triton hides these parameters behind a kernel's own.
         assert values["global_scratch"] == values["profile_scratch"] == "0"
     assert any("t7" in values for _, values in launches(result))
     assert not any(event.startswith("set ") for event in result["events"])
@@ -166,8 +176,8 @@ def test_the_key_screen_takes_the_place_of_the_keys(launch):
 
 def test_a_key_screen_that_no_kernel_has_is_refused(launch):
     wrong = [
-        (Call("softmax", screened=True), "only entmax over a cache of floats has a key screen"),
-        (Call("entmax", "float32", "int8", screened=True), "only entmax over a cache of floats has a key screen"),
+        (Call("softmax", screened=True), "only entmax over a cache of floats has one"),
+        (Call("entmax", "float32", "int8", screened=True), "only entmax over a cache of floats has one"),
         (Call("entmax", screened=True, absent=[*ABSENT, "key_screen"]), "screened says otherwise than key_screen"),
     ]
     for (_, message), result in zip(wrong, launch([call for call, _ in wrong]), strict=True):
@@ -176,10 +186,9 @@ def test_a_key_screen_that_no_kernel_has_is_refused(launch):
 
 def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
     calls = random_calls(60) + [call for call in random_contiguous_calls(40) if call.tokens == 1]
-    calls = [call for call in calls if call.tokens == 1 or call.sequences > 1]  # others are all prompt
+    calls = [call for call in calls if call.tokens == 1 or call.sequences > 1]  # other calls are prefill only
     for call, result in zip(calls, launch(calls), strict=True):
-        prompt = prompt_options(kernels(options_of(call), 90))
-        sizes = {name: 4 * count for name, count in scratch(options_of(call), shapes_of(call), prompt).items()}
+        sizes = {name: 4 * count for name, count in planned(call).scratch.items()}
         places = {}
         for _, values in launches(result):
             places.update({name: int(values[name]) for name in sizes if sizes[name] and name in values})
@@ -210,8 +219,7 @@ def test_the_workspace_of_the_largest_call_is_enough_for_smaller_ones(launch, no
     most, *others = (result["bytes"] for result in launch([largest, *smaller]))
     assert max(others) <= most
     for call in smaller:
-        launched = kernels(options_of(call), 90)
-        assert 4 * sum(scratch(options_of(call), shapes_of(call), prompt_options(launched)).values()) <= most
+        assert 4 * sum(planned(call).scratch.values()) <= most
 
 
 def attention(form: str, **changes) -> Call:
@@ -232,7 +240,7 @@ def test_keys_of_attention_are_read_where_they_lie(launch):
         assert first[1]["stored"] == "0" and first[1]["past"] == "0"
         assert all(values["key_cache"] == str(ADDRESSES["key"]) for _, values in rest)
         assert all(values["value_cache"] == str(ADDRESSES["value"]) for _, values in rest)
-    # A present that somebody wants is a copy.
+    # A present that the node has as an output is a copy.
     keys, values = row_copies(plain)
     assert keys["from"] == str(ADDRESSES["key"]) and keys["to"] == str(ADDRESSES["present_key"])
     assert values["from"] == str(ADDRESSES["value"]) and values["to"] == str(ADDRESSES["present_value"])
@@ -258,7 +266,7 @@ def test_a_past_is_joined_with_the_new_keys(launch):
     first, second, *_ = launches(result)
     assert (first[1]["past"], first[1]["stored"], first[1]["slots"], first[1]["new_keys"]) == ("40", "1", "43", "3")
     assert second[1]["key_cache"] == str(ADDRESSES["present_key"])
-    # Presents that nobody wants are scratch memory.
+    # Presents that the node leaves out lie in scratch memory.
     starts = [int(copy["to"]) for copy in row_copies(unwanted)]
     assert requested.workspace <= starts[0] and starts[0] + 4 * 43 * row <= starts[1]
     assert starts[1] + 4 * 43 * row <= requested.workspace + unwanted["bytes"]
@@ -267,7 +275,8 @@ def test_a_past_is_joined_with_the_new_keys(launch):
 def test_a_shared_buffer_is_written_in_place(launch):
     apart = attention("shared", past=64, new_keys=1, tokens=1)
     [result] = launch([apart])
-    assert [copy["bytes"] for copy in row_copies(result)] == [str(64 * 64 * 2)] * 2  # of a present that is not the past
+    # the present is not the memory of the past
+    assert [copy["bytes"] for copy in row_copies(result)] == [str(64 * 64 * 2)] * 2
     first = launches(result)[0][1]
     assert (first["past"], first["counted"], first["slots"]) == ("-1", "1", "64")
     assert first["past_lens"] == str(ADDRESSES["past_lens"]) and first["total_lens"] == str(ADDRESSES["total_lens"])
@@ -281,7 +290,7 @@ def test_statistics_that_nobody_wants_are_not_touched(launch):
     cleared = f"set to={ADDRESSES['stats']} value=0 bytes={2 * 8 * 4 * 4 * 4}"
     assert cleared in with_output["events"]
     assert [event for event in without["events"] if event.startswith("set ")] == [
-        f"set to={requested.workspace} value=0 bytes=1"  # the flag that says so to the kernels
+        f"set to={requested.workspace} value=0 bytes=1"  # a flag that turns statistics off in the kernels
     ]
 
 
@@ -299,11 +308,11 @@ def test_a_call_without_queries_or_keys_still_writes_what_it_holds(launch):
     [
         (80, "sm_80"),
         (86, "sm_86"),
-        (87, "sm_86"),  # the newest of the same major version that it can run
+        (87, "sm_86"),  # the newest image of the same major version that the device can run
         (89, "sm_86"),
         (90, "sm_90a"),
         (100, "sm_100a"),
-        (103, "compute_80"),  # sm_100a is for 10.0 only
+        (103, "compute_80"),  # sm_100a runs on compute capability 10.0 only
         (121, "compute_80"),
     ],
 )
@@ -322,7 +331,7 @@ def test_kernels_are_loaded_once_and_before_the_call_when_prepared(launch):
     assert not [event for event in called["events"] + again["events"] if event.startswith("kernel ")]
     [long] = launch([Call(tokens=1, max_blocks=5000, only="prepare")])
     assert [event.split()[1] for event in long["events"] if event.startswith("kernel ")] == [*loaded, "merge_prompts"]
-    # Prompts that are split and those that are not.
+    # Kernels for prompts whose keys are split and for others are loaded.
     [entmax] = launch([Call("entmax", tokens=1, max_blocks=5000, only="prepare")])
     ready = {event.split()[1] for event in entmax["events"] if event.startswith("kernel ")}
     assert {"prefill", "prefill_observe", "prefill_count", "prefill_settled", "merge_prompts"} <= ready
@@ -341,24 +350,25 @@ def test_nothing_is_launched_for_nothing(launch):
         (Call(head_dim=72), "has no kernel write_cache float16 float16 72 72 16 for compute capability 9.0"),
         (Call(dtype="float32", cache_dtype="float16"), "`sharp build FOLDER --backend cuda`"),
         (Call(q_heads=7), "kv_heads must divide q_heads"),
-        (Call("ssa"), "ssa needs head_params"),
-        (Call(columns=6), "stats_columns must be 4, or 5 with the sink's mass"),
-        (Call("ssa", parameters=4, absent=[]), "head_params of ssa must have 2 columns (b, n), or 3 with the sinks"),
-        (Call(parameters=2, absent=[]), "head_params of this normalizer must have 1 column, the sinks"),
-        (Call("relu", parameters=2, absent=[]), "head_params of relu and relu2 must have 1 column (power)"),
-        (Call("entmax", alpha=8.0), "entmax on a GPU takes an alpha of at most 4"),
-        (Call(scale=-1.0), "scale must be positive and finite on a GPU"),
+        (Call("ssa"), "ssa needs head_params [q_heads, 2]: b and n of every head"),
+        (Call(columns=6), "attribute stats_columns is 6; it must be 4, or 5 with the sink's mass"),
+        (Call("ssa", parameters=4, absent=[]), "ssa takes 2 (b, n) or 3 (the sink behind them)"),
+        (Call(parameters=2, absent=[]), "head_params has 2 columns; softmax takes 1 (the sink)"),
+        (Call("relu", parameters=2, absent=[]), "head_params has 2 columns; relu takes 1 (power) and no sink"),
+        (Call("entmax", alpha=8.0), "attribute alpha is 8; it must be at most 4 for entmax on a GPU"),
+        (Call(scale=-1.0), "attribute scale is -1; it must be a positive, finite number"),
+        (Call(scale=0.0), "attribute scale is 0; it must be a positive, finite number"),
         (Call(shifted="key_cache"), "key_cache must lie at a multiple of 16 bytes"),
         (Call(absent=["output"]), "a buffer is null that every call needs"),
         (Call(tokens=1 << 40, sequences=1), "max_blocks * block_size and tokens must together fit 32 bits"),
         (Call(workspace=0), "the workspace is null"),
-        (Call(dtype="int8"), "there is no such type"),
+        (Call(dtype="int8"), "query must be float32, float16 or bfloat16"),
         (Call(dtype="float32", cache_dtype="int8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
         (Call(dtype="float32", cache_dtype="fp8", absent=[*ABSENT, "key_scale"]), "needs key_scale and value_scale"),
-        (Call("entmax", "float16", "fp8", screened=True), "only entmax over a cache of floats has a key screen"),
-        (attention("none", dtype="fp8"), "SharpAttention has no keys of 8 bits"),
-        (attention("none", dtype="int8"), "SharpAttention has no keys of 8 bits"),
-        (attention("none", past=5), "without a past it has neither slots nor lengths"),
+        (Call("entmax", "float16", "fp8", screened=True), "only entmax over a cache of floats has one"),
+        (attention("none", dtype="fp8"), "query must be float32, float16 or bfloat16"),
+        (attention("none", dtype="int8"), "query must be float32, float16 or bfloat16"),
+        (attention("none", past=5), "without past_key there is neither a capacity nor past_lens"),
         (replace(attention("concatenating", past=5), absent=[*FORMS["concatenating"], "past_value"]), "says otherwise"),
         (replace(attention("none"), absent=[*FORMS["none"], "output"]), "a buffer is null that is not empty"),
         (attention("none", sequences=70_000, tokens=1), "which is more than CUDA has"),

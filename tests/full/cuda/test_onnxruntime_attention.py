@@ -1,10 +1,10 @@
-"""`SharpAttention` for CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
+"""`SharpAttention` on CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
 
 from dataclasses import replace
 
 import pytest
 
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.op.attributes import NORMALIZERS
 from tests.full.cuda.steps import OPTIONAL, AttentionStep, launches, make_steps
 
 ROW = 64 * 2  # bytes of a key in float16
@@ -23,20 +23,20 @@ def run(libraries):
 
 
 def row_copies(result):
-    """What every copy of rows said."""
+    """Return the values of every copy of rows."""
     events = [event for event in result["events"] if event.startswith("copy rows ")]
     return [dict(word.split("=") for word in event.split()[2:]) for event in events]
 
 
 def first_launch(result):
-    """The values of the launch that gathers keys."""
+    """Return the values of the launch that gathers keys."""
     name, values = launches(result)[0]
     assert name == "write_present"
     return values
 
 
 def assert_values(result, expected):
-    """Every launch of a call has these of the values that it takes, and each is taken by one."""
+    """Assert that all launches have the expected values of their parameters, and that each expected value occurs."""
     seen = set()
     for _, values in launches(result):
         for name in set(values) & set(expected):
@@ -55,7 +55,7 @@ def test_the_kernels_get_the_tensors_of_the_session_on_its_stream(run):
         result,
         expected | {f"{name}_cache": addresses[f"past_{name}"] for name in CACHED} | {"new_keys": 20, "stored": 1},
     )
-    # Scratch memory is none of the tensors.
+    # These arguments lie in scratch memory, not in a tensor of the node.
     for name in ("query_start", "context_lens", "block_table"):
         assert int(first_launch(result)[name]) not in addresses.values()
 
@@ -112,11 +112,12 @@ def test_outputs_that_a_node_leaves_out(run, form):
     left_out = (["present_key", "present_value", "stats"], ["present_key", "present_value"], ["present_value", "stats"])
     alone, with_stats, with_key = run(*(replace(FORMS[form], absent=[*OPTIONAL, *names]) for names in left_out))
     for result in (alone, with_stats):
-        # A past is then gathered in scratch memory, and new keys alone are read where they lie.
+        # A past is then gathered in scratch memory, and new keys alone are read from their own tensor.
         targets = {int(copy["to"]) for copy in row_copies(result)}
         assert len(targets) == (0 if form == "none" else 2) and not targets & set(result["addresses"].values())
     copied = {copy["to"] for copy in row_copies(with_key)}
-    assert (str(with_key["addresses"]["present_key"]) in copied) == (form != "shared")  # which is in place
+    # a shared buffer is updated in place
+    assert (str(with_key["addresses"]["present_key"]) in copied) == (form != "shared")
     cleared = [event.split()[1] for event in with_stats["events"] if event.startswith("set ")]
     assert f"to={with_stats['addresses']['stats']}" in cleared
     for result in (alone, with_key):
@@ -127,7 +128,7 @@ def test_optional_inputs_that_are_empty_are_absent(run):
     empty = {name: [0] for name in ("past_key", "past_value", "past_lens", "total_lens", "head_params")}
     absent, standing_in, typed = run(
         AttentionStep(absent=["head_params", "alibi_slopes"]),
-        # An exporter's tensor for what is left out has one type, which is not the query's.
+        # An exporter's tensor for an absent input has one type, which may not be the query's.
         AttentionStep(absent=["alibi_slopes"], shapes=empty, dtypes={"past_key": "float32", "past_value": "float32"}),
         AttentionStep(absent=["alibi_slopes"], shapes=empty),
     )
@@ -140,7 +141,7 @@ def test_types(run):
     for dtype, size in (("float16", 2), ("float32", 4)):
         [result] = run(replace(FORMS["concatenating"], dtype=dtype))
         assert {copy["bytes"] for copy in row_copies(result)} == {str(40 * 64 * size)}
-    # The package of these tests has no such kernels; the sentence shows what is requested.
+    # The package of these tests has no such kernels. The message shows which kernel is requested.
     [result] = run(AttentionStep(dtype="bfloat16"), fails=True)
     words = "SharpAttention: libsharp_cuda.so has no kernel write_present bfloat16 bfloat16 64 64 16 contiguous"
     assert words in result["error"]
@@ -180,7 +181,7 @@ def test_sizes_that_are_nothing(run):
     joined, shared = FORMS["concatenating"], FORMS["shared"]
     results = run(
         replace(joined, batch=0),
-        replace(joined, past=0),  # as the first call of a generation has it
+        replace(joined, past=0),  # the first call of a generation
         replace(shared, past=0),
         replace(joined, queries=0),
         replace(joined, new_keys=0),
@@ -190,7 +191,7 @@ def test_sizes_that_are_nothing(run):
     nobody, first, full, unasked, nothing_new, nothing_new32, no_keys = results
     assert not nobody["events"]
     assert_values(first, {"past": 0, "stored": 0, "slots": 3, "key_cache": first["addresses"]["key"]})
-    # A buffer without slots holds no keys, so what they would be is left out.
+    # A buffer without slots holds no keys, so new keys are dropped.
     assert_values(full, {"past": 0, "stored": 0, "slots": 0, "new_keys": 0})
     assert [name for name, _ in launches(unasked)] == ["write_present"]
     for result in (nothing_new, nothing_new32):
@@ -200,28 +201,34 @@ def test_sizes_that_are_nothing(run):
 
 WRONG = [
     (AttentionStep(shapes={"query": [2, 4, 64]}), "query has shape [2, 4, 64]; it must have the dimensions [batch"),
-    (AttentionStep(shapes={"key": [2, 3, 3, 64]}), "key has shape [2, 3, 3, 64]; it must have a number of heads that"),
+    (AttentionStep(shapes={"key": [2, 3, 3, 64]}), "key has shape [2, 3, 3, 64]; kv_heads must divide q_heads, 4"),
     (
         AttentionStep(form="concatenating", shapes={"past_value": [2, 2, 39, 64]}),
-        "past_value has shape [2, 2, 39, 64]; it must be [batch, kv_heads, past or capacity, value_dim] =",
+        "past_value has shape [2, 2, 39, 64]; it must be [batch, kv_heads, capacity, value_dim] =",
     ),
     (
         AttentionStep(form="concatenating", absent=[*OPTIONAL, "past_value"]),
-        "past_key and past_value must be given together; one is missing",
+        "past_key and past_value must be given together, and past_lens only with them",
     ),
-    (AttentionStep(shapes={"past_lens": [2]}), "past_lens is given without past_key; it needs a buffer"),
+    (
+        AttentionStep(shapes={"past_lens": [2]}),
+        "past_key and past_value must be given together, and past_lens only with them",
+    ),
     (AttentionStep(form="shared", shapes={"past_lens": [3]}), "past_lens has shape [3]; it must be [batch] = [2]"),
     (AttentionStep(shapes={"total_lens": [1]}), "total_lens has shape [1]; it must be [batch] = [2]"),
     (AttentionStep(absent=[], shapes={"alibi_slopes": [3]}), "alibi_slopes has shape [3]; it must be [q_heads] = [4]"),
-    (AttentionStep("ssa"), "head_params is missing; the op needs it"),
-    (AttentionStep("ssa", absent=[], shapes={"head_params": [4, 1]}), "it must be [q_heads, 2] = [4, 2]"),
+    (AttentionStep("ssa"), "ssa needs head_params [q_heads, 2]: b and n of every head"),
+    (
+        AttentionStep("ssa", absent=[], shapes={"head_params": [4, 1]}),
+        "head_params has 1 columns; ssa takes 2 (b, n) or 3 (the sink behind them)",
+    ),
     (
         AttentionStep(form="concatenating", dtypes={"past_key": "float32", "past_value": "float32"}),
         "past_key is float32 and query is not; they must be of one type",
     ),
     (
         AttentionStep("adaptive_softmax", attributes={"scale": 1.0, "temperature_coefficients": [1.0] * 9}),
-        "attribute temperature_coefficients has 9 numbers; on a GPU there are at most 8",
+        "attribute temperature_coefficients has 9 numbers; it must have 1 to 8",
     ),
 ]
 
@@ -247,8 +254,8 @@ def test_the_cuda_provider_takes_the_node_and_replays_it_as_a_graph(libraries, c
         libraries, [plain, joining, between, standing_in, graph], environment=cuda_provider
     )
 
-    # Memory of the device is taken once; nothing is copied to the host or back, and the op never waits: the two waits
-    # are those of the session around it.
+    # Memory of the device is allocated once, nothing is copied to or from the host, and the op never waits. The two
+    # waits are those of the session around the op.
     kinds = [[event.partition(" ")[0] for event in run] for run in plain["runs"]]
     happened = [[kind for kind in run if kind in ("allocate", "wait")] for run in kinds]
     assert happened == [["allocate", "wait", "wait"], ["wait", "wait"]]
@@ -261,7 +268,7 @@ def test_the_cuda_provider_takes_the_node_and_replays_it_as_a_graph(libraries, c
     assert len(row_copies(joining)) == 2 and not row_copies(between)
     assert first_launch(standing_in)["stored"] == "0"
 
-    # The first run warms up, is captured and replayed; later ones launch nothing but the graph.
+    # The first run warms up, and is captured and replayed. Later runs launch only the graph.
     first, second, third = graph["runs"]
     assert "capture" in first and "replay" in first
     assert not [event for event in first if event.endswith("while capturing")]

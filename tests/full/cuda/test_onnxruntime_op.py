@@ -1,4 +1,4 @@
-"""The op of libsharp_ops.so for CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
+"""The op of libsharp_ops.so on CUDAExecutionProvider, in ONNX Runtime over host memory and a fake CUDA driver."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.attributes import NORMALIZERS
+from sharp.plugins.op.attributes import NORMALIZERS
 from tests.full.cuda.steps import OPTIONAL, Step, launches, make_steps
 from tests.plugins.conformance.cases import Shape, assert_agrees, make_case, make_model, run_reference
 
@@ -107,7 +107,7 @@ def test_types_of_queries_and_caches(run):
     results = run(*(Step(dtype=dtype, cache_dtype=cache, in_place=False) for dtype, cache in pairs))
     copied = [int(result["events"][0].split("bytes=")[1].split()[0]) for result in results]
     assert copied == [9 * 2 * 64 * 16 * size for size in (4, 2, 1, 1)]
-    # The package of these tests has no such kernels; the sentence shows what is requested.
+    # The package of these tests has no such kernels. The message shows which kernel is requested.
     pairs = [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
     for (dtype, cache), result in zip(
         pairs, run(*(Step(dtype=dtype, cache_dtype=cache) for dtype, cache in pairs), fails=True), strict=True
@@ -155,10 +155,13 @@ def test_a_step_without_tokens_launches_nothing(run):
 
 
 WRONG = [
-    (Step(shapes={"key": [20, 3, 64]}), "key has shape [20, 3, 64]; it must have a number of heads that divides"),
+    (Step(shapes={"key": [20, 3, 64]}), "key has shape [20, 3, 64]; kv_heads must divide q_heads, 4"),
     (Step(shapes={"query_start": [5]}), "query_start has shape [5]; it must be [sequences + 1] = [3]"),
-    (Step("ssa"), "head_params is missing; the op needs it"),
-    (Step("ssa", absent=[], shapes={"head_params": [4, 1]}), "it must be [q_heads, 2] = [4, 2]"),
+    (Step("ssa"), "ssa needs head_params [q_heads, 2]"),
+    (
+        Step("ssa", absent=[], shapes={"head_params": [4, 1]}),
+        "head_params has 1 columns; ssa takes 2 (b, n) or 3 (the sink behind them)",
+    ),
     (
         Step(shapes={"key_scale": [9, 2]}),
         "key_scale has shape [9, 2]; it must be left out; only int8 and fp8 caches have scales",
@@ -169,7 +172,7 @@ WRONG = [
     ),
     (
         Step(dtype="float32", cache_dtype="int8", in_place=False, absent=[*OPTIONAL, "key_scale"]),
-        "key_scale is missing; the op needs",
+        "key_scale is missing; an int8 or fp8 cache needs it",
     ),
     (
         Step(dtype="float32", cache_dtype="int8", absent=[*OPTIONAL, "value_scale_out"]),
@@ -177,7 +180,7 @@ WRONG = [
     ),
     (
         Step("adaptive_softmax", attributes={"scale": 1.0, "temperature_coefficients": [1.0] * 9}),
-        "attribute temperature_coefficients has 9 numbers; on a GPU there are at most 8",
+        "attribute temperature_coefficients has 9 numbers; it must have 1 to 8",
     ),
 ]
 
@@ -190,7 +193,7 @@ def test_what_cannot_be_launched_is_said_in_a_sentence(run):
 
 
 def test_a_session_of_the_cpu_computes_as_before(libraries):
-    # A wheel for GPUs on a machine without one, under an ONNX Runtime that has no CUDAExecutionProvider.
+    # A wheel for GPUs works on a machine without one, under an ONNX Runtime without CUDAExecutionProvider.
     case = make_case("ssa", Shape(sequences=((33, 3), (0, 1)), head_dim=8, value_dim=8))
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(libraries / "libsharp_ops.so"))
@@ -223,8 +226,8 @@ def test_the_cuda_provider_takes_the_node_and_replays_it_as_a_graph(libraries, c
     graph = Step("adaptive_softmax", provider="cuda", graph=True, runs=3)
     plain, copying, graph = make_steps(libraries, [plain, copying, graph], environment=cuda_provider)
 
-    # Memory of the device is taken once; nothing is copied to the host or back, and the op never waits: the two waits
-    # are those of the session around it.
+    # Memory of the device is allocated once, nothing is copied to or from the host, and the op never waits. The two
+    # waits are those of the session around the op.
     kinds = [[event.partition(" ")[0] for event in run] for run in plain["runs"]]
     happened = [[kind for kind in run if kind in ("allocate", "wait")] for run in kinds]
     assert happened == [["allocate", "wait", "wait"], ["wait", "wait"]]
@@ -236,7 +239,7 @@ def test_the_cuda_provider_takes_the_node_and_replays_it_as_a_graph(libraries, c
 
     assert len([event for event in copying["events"] if event.startswith("copy to=")]) == 2
 
-    # The first run warms up, is captured and replayed; later ones launch nothing but the graph.
+    # The first run warms up, and is captured and replayed. Later runs launch only the graph.
     first, second, third = graph["runs"]
     assert "capture" in first and "replay" in first
     assert not [event for event in first if event.endswith("while capturing")]

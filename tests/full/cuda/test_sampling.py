@@ -1,4 +1,4 @@
-"""The sampler of a GPU, whose kernel is interpreted, on the way from a call to its tokens."""
+"""The GPU's sampler, with an interpreted kernel, from a call to its tokens."""
 
 import shutil
 
@@ -23,7 +23,7 @@ def test_tokens_are_those_of_the_cpu(libraries):
         parameters = [(row % 4 and 0.8, *filters[row % 5], random.random()) for row in range(rows)]
         indices = random.integers(0, rows + 2, rows)
         indices[0] = 1
-        if changed:  # each row once
+        if changed:  # with changes, each row is sampled once
             indices = random.permutation(rows + 2)[:rows]
         parts = [part() for _ in range(2 * rows)] if changed else []
         return logits.tolist(), indices.tolist(), parameters, parts

@@ -1,4 +1,4 @@
-"""libsharp_trt.so's plugin SharpAttention, driven as TensorRT would. Buffers have the addresses below."""
+"""The plugin SharpAttention of libsharp_trt.so, driven as by TensorRT. Buffers have the addresses below."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def said(libraries):
 
 
 def copies(lines):
-    """(to, from, bytes, rows, pitches) of every copy."""
+    """Return (to, from, bytes, rows, pitches) of every copy."""
     found = [values(event) for event in events(lines) if event.startswith("copy rows")]
     return [(*(int(copy[name]) for name in ("to", "from", "bytes", "rows")), copy["pitches"]) for copy in found]
 
@@ -34,12 +34,12 @@ def test_the_plugin_has_all_capabilities_with_aliasing(said):
 
 def test_attributes_survive_cloning_and_serialization(said):
     assert said["built"] == said["cloned"] == said["deserialized"] == said["deserialized-old"]
-    assert said["built"][0].startswith("adaptive_softmax scale=0.125 alpha=2 threshold=0.75")
+    assert said["built"][0].startswith("adaptive_softmax scale=0.125 alpha=2 temperature_coefficients=")
 
 
 def test_the_types_of_the_format_sweep(said):
     same = [f"{dtype} {dtype}" for dtype in ("float32", "float16", "bfloat16")]
-    # What stands for a past that is left out is float32 in every model.
+    # In every model, the tensor that stands for an absent past is float32.
     absent = ["float32 float32", "float16 float32", "float16 float16", "bfloat16 float32", "bfloat16 bfloat16"]
     forms = {"none": absent, "concatenating": same, "shared": same}
     assert said["sweep"] == [f"{form} {types}" for form, taken in forms.items() for types in taken]
@@ -65,7 +65,7 @@ def test_shapes_and_types_of_the_outputs(said):
 def test_only_a_shared_buffer_is_aliased(said):
     shared, other = "-1 3 4 -1", "-1 -1 -1 -1"
     assert said["aliases"] == [other, other, shared, other, other]
-    # A plugin that has seen no inputs cannot know; configuring it tells, and clones know what it knows.
+    # A plugin knows its form only after it was configured with its inputs. Its clones then know it, too.
     assert said["unasked"] == [other]
     assert said["configured"] == said["clone"] == [shared]
 
@@ -78,7 +78,7 @@ def test_the_workspace_has_no_room_for_presents(said):
 
 def test_without_a_past_the_keys_are_read_where_they_are(said):
     assert said["none"][:2] == ["shape 0", "enqueue 0"]
-    # The presents of a form without a past are the keys and values.
+    # In the form without a past, the presents are copies of the keys and values.
     assert copies(said["none"]) == [
         (PRESENT_KEY, KEY, 5 * ROW, 6, f"{5 * ROW},{5 * ROW}"),
         (PRESENT_VALUE, VALUE, 5 * ROW, 6, f"{5 * ROW},{5 * ROW}"),
@@ -87,7 +87,7 @@ def test_without_a_past_the_keys_are_read_where_they_are(said):
     assert (first["key_cache"], first["value_cache"]) == (str(KEY), str(VALUE))
     passed = {"query": QUERY, "output": OUTPUT, "stats": STATS, "collect_stats": FLAG, "slots": 5}
     assert {name: int(prefill[name]) for name in passed} == passed
-    # Empty tensors are inputs that were left out.
+    # Empty tensors stand for absent inputs.
     assert prefill["head_params"] == prefill["alibi_slopes"] == first["past_lens"] == first["total_lens"] == "0"
 
 
@@ -138,7 +138,7 @@ def test_without_aliasing_the_buffer_is_copied_first(said):
 
 
 def test_presents_without_memory_are_refused(said):
-    # TensorRT gives every output memory, as far as its headers say.
+    # By its headers, TensorRT gives every output memory.
     assert said["unread"] == ["shape 0", "enqueue 1"]
 
 
@@ -161,7 +161,7 @@ def test_optional_inputs_reach_the_kernels(said):
 
 def test_a_node_may_end_before_its_optional_inputs(said):
     assert said["short"][:2] == ["shape 0", "enqueue 0"]
-    assert f"set to={WORKSPACE} value=0 bytes=1" in events(said["short"])  # a collect_stats that is false
+    assert f"set to={WORKSPACE} value=0 bytes=1" in events(said["short"])  # sets collect_stats to false
     assert values(launches(said["short"])[-1])["collect_stats"] == str(WORKSPACE)
 
 
@@ -170,17 +170,22 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
     *sentences, kernel = said["log"]
     assert sentences == [
         "1 SharpAttention: has_presents says otherwise than the buffers",
-        "1 SharpAttention: kv_heads must divide q_heads",
-        "1 SharpAttention: key must be [batch, kv_heads, new_keys, head_dim]",
-        "1 SharpAttention: value must be [batch, kv_heads, new_keys, value_dim]",
-        "1 SharpAttention: past_key has 3 dimensions, but must have 4",
-        "1 SharpAttention: past_key and past_value must be given together",
-        "1 SharpAttention: past_key must be [batch, kv_heads, past, head_dim]",
-        "1 SharpAttention: past_value must be [batch, kv_heads, past, value_dim]",
-        "1 SharpAttention: past_lens needs past_key and past_value, the buffer that it is of",
-        "1 SharpAttention: total_lens must be [batch]",
-        "1 SharpAttention: head_params of this normalizer must have 1 column, the sinks",
-        "1 SharpAttention: alibi_slopes must be [q_heads]",
+        "1 SharpAttention: key has shape [3, 2, 5, 64]; kv_heads must divide q_heads, 7",
+        "1 SharpAttention: key has shape [3, 2, 5, 32]; it must be [batch, kv_heads, new_keys, head_dim] "
+        "= [3, 2, 5, 64]",
+        "1 SharpAttention: value has shape [3, 2, 4, 64]; it must be [batch, kv_heads, new_keys, value_dim] "
+        "= [3, 2, 5, 64]",
+        "1 SharpAttention: past_key has shape [3, 2, 64]; it must have the dimensions "
+        "[batch, kv_heads, capacity, head_dim]",
+        "1 SharpAttention: past_key and past_value must be given together, and past_lens only with them",
+        "1 SharpAttention: past_key has shape [2, 2, 100, 64]; it must be [batch, kv_heads, capacity, head_dim] "
+        "= [3, 2, 100, 64]",
+        "1 SharpAttention: past_value has shape [3, 2, 99, 64]; it must be [batch, kv_heads, capacity, value_dim] "
+        "= [3, 2, 100, 64]",
+        "1 SharpAttention: past_key and past_value must be given together, and past_lens only with them",
+        "1 SharpAttention: total_lens has shape [4]; it must be [batch] = [3]",
+        "1 SharpAttention: head_params has 2 columns; adaptive_softmax takes 1 (the sink)",
+        "1 SharpAttention: alibi_slopes has shape [2]; it must be [q_heads] = [8]",
         "1 SharpAttention: it has 2 inputs, but must have 3 to 10",
         "1 SharpAttention: ssa needs head_params [q_heads, 2]: b and n of every head",
     ]

@@ -1,4 +1,4 @@
-"""TensorRT's parser takes our nodes for plugins and hands them their attributes; TensorRT-RTX has the same parser."""
+"""TensorRT's parser takes our nodes as plugins and passes their attributes; TensorRT-RTX has the same parser."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from sharp.exporter.tensorrt.tensorrt import flag_as_int32
-from sharp.plugins.ops.schema import ATTENTION
+from sharp.plugins.op.schema import ATTENTION
 from sharp.plugins.tensorrt.nodes import leave_to_plugin
 from tests.full.cuda.native import ROOT
 from tests.plugins.conformance import attention_cases
@@ -18,7 +18,7 @@ trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bind
 
 
 def read_fields(model, folder):
-    """What the first creator is given that the parser asks, and all that the parser says."""
+    """Return the fields that the parser gives to the first creator that it calls, and all output of the parser."""
     onnx.save(model, folder / "model.onnx")
     command = [sys.executable, "-m", "tests.full.cuda.read_fields", folder / "model.onnx"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -35,14 +35,15 @@ def attention_model(form, outputs=ATTENTION.output_names, **attributes):
 @pytest.mark.parametrize("body", [False, True])
 def test_the_fields_that_the_creator_is_given(tmp_path, body):
     model = make_model(make_case("adaptive_softmax", Shape(sequences=((3, 2),), head_dim=8, value_dim=8), window=5))
-    if not body:  # as `sharp-export --target tensorrt` writes it, for parsers that look for a local function first
+    # `sharp-export --target tensorrt` writes no body, because some parsers prefer a local function to a plugin
+    if not body:
         del model.functions[:]
     given, said = read_fields(model, tmp_path)
     assert given, said
     assert given["op"] == "PagedAttention"
     node = model.graph.node[0]
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    # The plugin's reader counts on the zero at the end of a string, and on INT attributes as 32 bits.
+    # The plugin reads strings up to a zero at their end, and INT attributes as 32 bits.
     assert given["values"]["normalizer"] == attributes["normalizer"].decode() + "\0" == "adaptive_softmax\0"
     assert given["types"]["normalizer"] == "CHAR"
     assert given["values"]["window"] == [5] == [attributes["window"]] and given["types"]["window"] == "INT32"
@@ -56,7 +57,7 @@ def test_the_fields_that_the_creator_is_given(tmp_path, body):
 @pytest.mark.parametrize("body", [False, True])
 @pytest.mark.parametrize("form", attention_cases.FORMS)
 def test_the_interchange_op_becomes_the_plugin(tmp_path, form, body):
-    # The parser refused soft caps when the op had the name of ONNX's own.
+    # The parser refused soft caps when the op had the name of ONNX's own op.
     model = attention_model(form, softcap=4.0, alpha=1.25)
     if not body:
         del model.functions[:]
@@ -77,7 +78,10 @@ def test_what_the_build_gives_the_parser_becomes_the_plugin(tmp_path):
 
 @pytest.mark.parametrize(("outputs", "taken"), [(ATTENTION.output_names, True), (("output", "stats"), False)])
 def test_a_node_must_name_every_output(outputs, taken):
-    """Of a local function it is seen here: TensorRT-RTX aborts at a plugin that is there."""
+    """A node must name every output of its op.
+
+    The test uses a local function, because TensorRT-RTX aborts at a plugin that exists.
+    """
     model = attention_model("concatenating", outputs)
     for named in (*model.graph.node, *model.functions):
         setattr(named, "op_type" if isinstance(named, onnx.NodeProto) else "name", "Ours")

@@ -1,15 +1,15 @@
-"""libsharp_trt.so, driven as TensorRT would: its registry, expression builder and the CUDA driver are fakes."""
+"""libsharp_trt.so, driven as by TensorRT: its registry, expression builder and the CUDA driver are fakes."""
 
 import subprocess
 
 import pytest
 
-from sharp.plugins.ops.schema import ATTRIBUTE_DEFAULTS, REQUIRED_ATTRIBUTES
+from sharp.plugins.op.schema import ATTRIBUTE_DEFAULTS, REQUIRED_ATTRIBUTES
 from tests.full.cuda.plugin_driver import events, run_driver, values
 
 ATTRIBUTES = (
-    "adaptive_softmax scale=0.125 alpha=2 threshold=0.75 softcap=0 window=4096 causal=1 columns=5 "
-    "coefficients=-0.5,0.25,1.5"
+    "adaptive_softmax scale=0.125 alpha=2 temperature_coefficients=-0.5,0.25,1.5 entropy_threshold=0.75 softcap=0 "
+    "window=4096 causal=1 key_bound=0 stats_columns=5"
 )
 
 
@@ -19,7 +19,8 @@ def said(libraries):
 
 
 def test_the_creators_are_found_by_name_version_and_namespace(said):
-    # The first is the last's of engines from before; version 2 is over caches with scales, 3 with a screen.
+    # "Attention" stands for SharpAttention in older engines. PagedAttention has version 2 for caches with scales, and
+    # version 3 with a key screen.
     names = ("Attention/1", "PagedAttention/1", "PagedAttention/2", "PagedAttention/3", "SharpAttention/1")
     assert said["creator"] == [f"{name}/ PLUGIN CREATOR_V3ONE 1.0" for name in names]
     assert said["plugin"] == [
@@ -31,8 +32,7 @@ def test_the_creators_are_found_by_name_version_and_namespace(said):
 
 def test_every_attribute_of_the_op_is_a_field(said):
     fields = {name for name, _ in map(str.split, said["field"])}
-    # Two are TensorRT's own; key_bound, which changes no result, only the CPU's kernels use.
-    others = {"plugin_namespace", "plugin_version", "key_bound"}
+    others = {"plugin_namespace", "plugin_version"}  # fields of TensorRT itself
     assert fields == {*REQUIRED_ATTRIBUTES, *ATTRIBUTE_DEFAULTS} - others
 
 
@@ -50,8 +50,9 @@ def test_the_timing_cache_tells_the_smallest_difference(said):
 
 def test_attributes_that_a_node_leaves_out_have_the_defaults(said):
     assert said["defaults"] == [
-        "softmax scale=0.125 alpha=1.5 threshold=0.5 softcap=0 window=-1 causal=1 columns=4"
-        " coefficients=-0.0370000005,0.481000006,-2.29999995,4.91699982,-1.79100001"
+        "softmax scale=0.125 alpha=1.5"
+        " temperature_coefficients=-0.0370000005,0.481000006,-2.29999995,4.91699982,-1.79100001"
+        " entropy_threshold=0.5 softcap=0 window=-1 causal=1 key_bound=0 stats_columns=4"
     ]
 
 
@@ -99,7 +100,7 @@ def test_a_step_updates_the_caches_in_place(said):
             assert passed.get(name, str(4096 * number)) == str(4096 * number)
         assert passed.get("collect_stats", str(4096 * 12)) == str(4096 * 12)
         assert passed.get("stats", str(4096 * 104)) == str(4096 * 104)
-        # Empty tensors are inputs that were left out.
+        # Empty tensors stand for absent inputs.
         assert passed.get("alibi_slopes", "0") == passed.get("head_params", "0") == "0"
         assert int(passed.get("sums", 1 << 30)) < (1 << 30) + int(said["workspace"][0])
 
@@ -159,11 +160,11 @@ def test_a_key_screen_is_updated_with_the_cache(said):
 
 
 def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
-    # It times plugins on made-up inputs: a query_start of them would send the kernels anywhere.
+    # TensorRT times plugins on made-up inputs, and a made-up query_start would let the kernels read anywhere.
     assert said["building"][:2] == said["building-copied"][:2] == ["shape 0", "enqueue 0"]
     output, stats = 5 * 8 * 64 * 2, 5 * 8 * 5 * 4
     zeros = [f"set to={4096 * 101} value=0 bytes={output}", f"set to={4096 * 104} value=0 bytes={stats}"]
-    assert events(said["building"]) == zeros  # the caches are inputs too, and stay as they are
+    assert events(said["building"]) == zeros  # the caches are also inputs, and stay unchanged
     cache = 100 * 2 * 64 * 16 * 2
     copied = [f"set to={4096 * (102 + index)} value=0 bytes={cache}" for index in range(2)]
     assert events(said["building-copied"]) == [zeros[0], *copied, zeros[1]]
@@ -171,7 +172,7 @@ def test_while_tensorrt_builds_the_outputs_are_zeros_and_no_kernel_runs(said):
 
 @pytest.mark.parametrize("other", ["smaller", "larger"])
 def test_on_another_gpu_a_step_is_split_as_the_scratch_memory_was_sized(said, other):
-    # More multiprocessors would mean more work items than there is memory for.
+    # With more multiprocessors, there would be more work items than memory for them.
     observe = values(events(said["long"])[1])
     assert observe["grid"].split(",")[0] == str(264 + 3)  # 4 programs for each of 132 multiprocessors, over 2 heads
     assert said[other] == said["long"]
@@ -197,7 +198,7 @@ def test_optional_inputs_reach_the_kernels(said):
 def test_a_node_may_end_before_its_optional_inputs(said):
     assert said["short"][:2] == ["shape 0", "enqueue 0"]
     first, *launches = events(said["short"])
-    assert first == f"set to={1 << 30} value=0 bytes=1"  # a collect_stats that is false
+    assert first == f"set to={1 << 30} value=0 bytes=1"  # sets collect_stats to false
     assert values(launches[-1])["collect_stats"] == str(1 << 30)
 
 
@@ -214,21 +215,24 @@ def test_what_is_wrong_is_logged_in_a_sentence(said):
     ]
     assert said["created"] == ["0"] * 5
     assert said["log"][1:] == [
-        "1 PagedAttention: kv_heads must divide q_heads",
-        "1 PagedAttention: key_cache has 3 dimensions, but must have 4",
-        "1 PagedAttention: value_cache must be [blocks, kv_heads, block_size, value_dim]",
-        "1 PagedAttention: head_params of this normalizer must have 1 column, the sinks",
+        "1 PagedAttention: key has shape [5, 2, 64]; kv_heads must divide q_heads, 7",
+        "1 PagedAttention: key_cache has shape [100, 2, 64]; it must have the dimensions "
+        "[blocks, kv_heads, head_dim, block_size]",
+        "1 PagedAttention: value_cache has shape [100, 2, 8, 64]; it must be [blocks, kv_heads, block_size, value_dim] "
+        "= [100, 2, 16, 64]",
+        "1 PagedAttention: head_params has 2 columns; adaptive_softmax takes 1 (the sink)",
         "1 PagedAttention: it has 5 inputs, but must have 9 to 12",
-        "1 PagedAttention: key_scale and value_scale must be [blocks, kv_heads]",
-        "1 PagedAttention: key_screen must be [blocks, kv_heads, block_size * (head_dim rounded up to 4, and 8)]",
+        "1 PagedAttention: value_scale has shape [100, 8]; it must be [blocks, kv_heads] = [100, 2]",
+        "1 PagedAttention: key_screen has shape [100, 2, 1024]; it must be [blocks, kv_heads, screen_bytes] "
+        "= [100, 2, 1152]",
         "1 PagedAttention: it has 12 inputs, but must have 14",
         "1 PagedAttention: attribute normalizer is 'softmin'; it must be one of softmax, ssa, adaptive_softmax, "
         "entmax, sigmoid, relu, relu2, softpick",
-        "1 PagedAttention: attribute alpha is 1; entmax needs a finite alpha above 1",
-        "1 PagedAttention: attribute temperature_coefficients has 9 numbers; TensorRT's plugin takes 1 to 8",
-        "1 PagedAttention: attribute scale is missing, not positive or not finite; it must be a positive number",
+        "1 PagedAttention: attribute alpha is 1; it must be a finite number above 1 for entmax",
+        "1 PagedAttention: attribute temperature_coefficients has 9 numbers; it must have 1 to 8",
+        "1 PagedAttention: attribute scale is missing; every node must have it",
     ]
-    # Without TensorRT's logger they go to stderr.
+    # Without TensorRT's logger, errors go to stderr.
     assert said["stderr"] == ["Sharp: PagedAttention: there are no attributes"]
 
 

@@ -1,8 +1,9 @@
-"""Small schemas of the custom resources that our manifests use: required fields, types, and no name beyond those known.
+"""Small schemas of the custom resources in our manifests: required fields, types, and no unknown field names.
 
-`kubernetes-validate` has Kubernetes' own kinds only. These hold the fields that we use, as the projects' definitions of
-August 2026 have them (prometheus-operator v1, KEDA v1alpha1, KServe v1alpha1 and v1beta1, Gateway API v1, its Inference
-Extension v1, KubeRay v1): a misspelt or misplaced field is found, a value that only their controllers judge is not.
+`kubernetes-validate` has Kubernetes' own kinds only. These schemas hold the fields that we use, as the projects'
+definitions of August 2026 have them (prometheus-operator v1, KEDA v1alpha1, KServe v1alpha1 and v1beta1, Gateway API
+v1, its Inference Extension v1, KubeRay v1). They find a misspelt or misplaced field, but no value that only the
+resource's controller can judge.
 """
 
 from typing import Any
@@ -14,12 +15,12 @@ PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 FLAG: Schema = {"type": "boolean"}
 LABELS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 DURATION: Schema = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h))+$"}
-# Checked as a part of a pod, by Kubernetes' own schemas.
+# Kubernetes' own schemas check this as a part of a pod.
 POD_PART: Schema = {}
 
 
 def record(required: str, /, **fields: Schema) -> Schema:
-    """An object that has no other fields; `required` names some of them."""
+    """Return the schema of an object without other fields; `required` names required fields, separated by spaces."""
     return {"type": "object", "properties": fields, "required": required.split(), "additionalProperties": False}
 
 
@@ -43,7 +44,7 @@ SCALING = record(
 RULE = record("expr", record=STRING, alert=STRING, expr=STRING, labels=LABELS, annotations=LABELS) | {
     "oneOf": [{"required": ["record"]}, {"required": ["alert"]}]
 }
-RULE["properties"]["for"] = DURATION
+RULE["properties"]["for"] = RULE["properties"]["keep_firing_for"] = DURATION
 
 SPECS: dict[tuple[str, str], Schema] = {
     ("monitoring.coreos.com/v1", "PodMonitor"): record(
@@ -86,7 +87,7 @@ SPECS: dict[tuple[str, str], Schema] = {
                 "type metadata",
                 type=one_of("prometheus"),
                 metricType=one_of("AverageValue", "Value", "Utilization"),
-                # KEDA takes strings only.
+                # KEDA takes only strings.
                 metadata=record(
                     "serverAddress query threshold",
                     serverAddress=STRING,
@@ -103,6 +104,7 @@ SPECS: dict[tuple[str, str], Schema] = {
         supportedModelFormats=several(record("name", name=STRING, version=STRING, autoSelect=FLAG)),
         protocolVersions=several(one_of("v1", "v2", "grpc-v1", "grpc-v2")),
         multiModel=FLAG,
+        annotations=LABELS,
         containers=POD_PART,
         volumes=POD_PART,
         nodeSelector=POD_PART,
@@ -127,7 +129,7 @@ SPECS: dict[tuple[str, str], Schema] = {
             ),
         ),
     ),
-    # Without serveService: KubeRay takes every port out of it but the one named serve.
+    # The schema has no serveService, because KubeRay removes every port but the one named serve from it.
     ("ray.io/v1", "RayService"): record(
         "serveConfigV2 rayClusterConfig",
         serveConfigV2=STRING,
@@ -178,10 +180,10 @@ SPECS: dict[tuple[str, str], Schema] = {
 
 
 def schema(api_version: str, kind: str) -> Schema:
-    """The schema of a kind.
+    """Return the schema of a kind.
 
     Raises:
-        KeyError: there is none.
+        KeyError: There is no schema of the kind.
     """
     metadata = record("name", name=STRING, namespace=STRING, labels=LABELS, annotations=LABELS)
     return record(

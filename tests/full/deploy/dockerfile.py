@@ -1,4 +1,4 @@
-"""Dockerfiles, read into stages, and what is wrong with them: the rules of hadolint that matter to us, and our own."""
+"""Read Dockerfiles into stages, and find problems by those of hadolint's rules that matter to us, and our own."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SECRET = re.compile(r"(?i)(password|secret|token|api_?key)")
 
 @dataclass
 class Stage:
-    """One FROM and what follows: `(instruction, value)` in order."""
+    """One FROM and the instructions after it: `(instruction, value)` in order."""
 
     image: str
     name: str
@@ -40,7 +40,7 @@ def read_stages(text: str) -> list[Stage]:
 
 
 def lineage(stages: list[Stage], name: str) -> list[Stage]:
-    """The stage and those that it is built from, the base first."""
+    """Return the stage and all stages that it is built from, the base first."""
     (stage,) = (stage for stage in stages if stage.name == name)
     named = {stage.name for stage in stages}
     return [*(lineage(stages, stage.image) if stage.image in named else []), stage]
@@ -52,7 +52,7 @@ def environment(stages: list[Stage]) -> dict[str, str]:
 
 
 def problems(text: str, shipped: tuple[str, ...]) -> list[str]:
-    """What is wrong; `shipped` names the stages that become images of servers."""
+    """Return the problems of a Dockerfile; `shipped` names the stages that become images of servers."""
     stages = read_stages(text)
     found = []
     named = {stage.name for stage in stages}
@@ -64,7 +64,7 @@ def problems(text: str, shipped: tuple[str, ...]) -> list[str]:
                 found.append("ADD fetches and unpacks; COPY says what it does")
             if name in EXEC_FORM and not _is_list(value):
                 found.append(f"{name} {value} runs in a shell, which does not hand SIGTERM on")
-            if name == "HEALTHCHECK" and not _is_list(value.partition("CMD ")[2]):
+            if name == "HEALTHCHECK" and value != "NONE" and not _is_list(value.partition("CMD ")[2]):
                 found.append(f"HEALTHCHECK {value} runs in a shell")
             if name in ("ENV", "ARG") and SECRET.search(value):
                 found.append(f"{name} {value} would stay in the image")

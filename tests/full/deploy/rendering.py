@@ -1,4 +1,4 @@
-"""Manifests as `kubectl kustomize` renders them."""
+"""Render manifests with `kubectl kustomize`."""
 
 import itertools
 import os
@@ -20,6 +20,7 @@ Document = dict[str, Any]
 
 HARDWARE = [["cpu"], ["nvidia-gpu"], ["nvidia-gpu", "nvidia-mig"]]
 MODELS = [["model-from-pvc"], ["model-from-image"], ["model-from-url"]]
+SECURITY: list[list[str]] = [[], ["auth", "tls"]]
 OPERATION = [
     [],
     ["monitoring"],
@@ -27,16 +28,18 @@ OPERATION = [
     ["autoscale-hpa", "monitoring"],
     ["monitoring", "autoscale-keda"],
 ]
-# Alone, auth and tls meet every way of operation; together every combination.
+# auth and tls together meet every combination. Each of them alone meets every mode of operation.
 COMBINATIONS = [
     [*hardware, *model, *operation, *security]
-    for hardware, model, operation, security in itertools.product(HARDWARE, MODELS, OPERATION, [[], ["auth", "tls"]])
+    for hardware, model, operation, security in itertools.product(HARDWARE, MODELS, OPERATION, SECURITY)
 ]
+# model-from-hub changes the same parts of the pod and of the network policy as model-from-url.
+COMBINATIONS += [[*hardware, "model-from-hub", *security] for hardware in HARDWARE for security in SECURITY]
 COMBINATIONS += [["cpu", "model-from-pvc", *parts, alone] for parts in OPERATION for alone in ("auth", "tls")]
 
 
 def kubectl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run kubectl; `missing` says what happens without it."""
+    """Run kubectl, and skip or fail the test if kubectl is missing."""
     found = shutil.which("kubectl")
     if found is None:
         missing("kubectl is not there; get it (1.27 or newer, Debian 12's is older) as Kubernetes' documentation says")
@@ -44,19 +47,22 @@ def kubectl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def render(folder: Path) -> list[Document]:
-    """The documents of a kustomization."""
+    """Return the documents of a kustomization."""
     result = kubectl("kustomize", folder)
     assert result.returncode == 0, result.stderr
     return documents(result.stdout)
 
 
 def documents(text: str) -> list[Document]:
-    """The documents of a YAML stream; libyaml reads the dashboards of all combinations in seconds."""
+    """Return the documents of a YAML stream.
+
+    libyaml, if installed, reads the dashboards of all combinations in seconds.
+    """
     return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def write_kustomization(folder: Path, components: list[str], **fields: Any) -> Path:
-    """A kustomization of the base with components, in `folder`."""
+    """Write a kustomization of the base with components into `folder`, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     here = os.path.relpath(KUBERNETES, folder)
     content = {
@@ -69,7 +75,10 @@ def write_kustomization(folder: Path, components: list[str], **fields: Any) -> P
 
 
 def render_combinations(folder: Path) -> dict[str, list[Document]]:
-    """Every one of COMBINATIONS, by its components' names. One call renders all, each in a namespace of its own."""
+    """Return the documents of each of COMBINATIONS, by its components' names.
+
+    One call of kubectl renders all, each in a namespace of its own.
+    """
     names = {f"combination-{number}": "+".join(parts) for number, parts in enumerate(COMBINATIONS)}
     for namespace, parts in zip(names, COMBINATIONS, strict=True):
         write_kustomization(folder / namespace, parts, namespace=namespace)
@@ -81,5 +90,5 @@ def render_combinations(folder: Path) -> dict[str, list[Document]]:
 
 
 def without_hash(name: str) -> str:
-    """The name of a ConfigMap without the hash of its content."""
+    """Return the name of a ConfigMap without the hash of its content."""
     return re.sub(r"-[a-z0-9]{10}$", "", name)

@@ -1,10 +1,12 @@
-"""Every command of docs/deploy.md is run here, or, where it needs a cluster or Docker, held to what it names.
+"""Every command of docs/deploy.md runs or, if it needs a cluster or Docker, names only things that exist.
 
-The export takes a while, so it is run once, by tests/full/end_to_end/test_image.py, which then plans with the model and
+The export takes a while, so it runs once, in tests/full/end_to_end/test_image.py, which then plans with the model and
 serves it.
 """
 
 import hashlib
+import itertools
+import json
 import re
 import shlex
 import shutil
@@ -12,17 +14,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import trustme
 import yaml
 from ray.scripts.scripts import cli as ray_command
 from ray.serve.scripts import cli as serve_command
 
-from sharp.plugins.cli import load_command
+from sharp.core.cli import load_command
 from tests.full.deploy.dockerfile import read_stages
 from tests.full.deploy.policies import POLICIES
 from tests.full.deploy.policies.documents import of_kind, pods
+from tests.full.deploy.policies.pods import VERSION
 from tests.full.deploy.rendering import ROOT, kubectl, render
+from tests.full.deploy.test_images import MODELS
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 SCRIPTS = Path(sys.executable).parent
@@ -33,7 +38,7 @@ INLINE = [command for command in re.findall(r"`(kubectl [^`]+)`", PAGE) if " " i
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """What the page begins with: the repository, its kustomization beside it, and the files of the secrets."""
+    """Return a folder with everything that the page begins with: the repository, its kustomization, and the secrets."""
     folder = tmp_path_factory.mktemp("page")
     for name in ("deploy", "models"):
         (folder / name).symlink_to(ROOT / name)
@@ -55,7 +60,7 @@ def workplace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(workplace):
-    """What `kubectl apply -k my-cluster` would send."""
+    """Return the documents that `kubectl apply -k my-cluster` would send."""
     return render(workplace / "my-cluster")
 
 
@@ -84,9 +89,24 @@ def check_docker_build(words, cluster):
 
 
 def images(cluster):
-    """What the page builds is what its overlay runs, but for a model in an image, and Ray's."""
+    """Return the images that the page builds: those of its overlay, of init containers for models, and Ray's."""
     used = {container["image"] for pod in pods(cluster) for container in pod.containers}
-    return used | {"registry.example.com/sharp-model:0.1.0", "registry.example.com/sharp:0.1.0-ray"}
+    models = {f"registry.example.com/{name}:{VERSION}" for name in MODELS}
+    return used | models | {f"registry.example.com/sharp:{VERSION}-ray"}
+
+
+def check_helm(words):
+    assert words[0] == "install"
+    chart = ROOT / words[2]
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    for path, value in (word.split("=") for name, word in itertools.pairwise(words) if name == "--set"):
+        *parents, last = path.split(".")
+        part = values
+        for parent in parents:
+            part = part[parent]
+        assert last in part, path
+        part[last] = yaml.safe_load(value)
+    jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text()))
 
 
 def check_rollout(words, cluster):
@@ -96,13 +116,13 @@ def check_rollout(words, cluster):
 
 def check_named(resource, cluster):
     kind, _, name = resource.partition("/")
-    assert name in {one["metadata"]["name"] for one in of_kind(cluster, kind.capitalize())}
+    assert name in {document["metadata"]["name"] for document in of_kind(cluster, kind.capitalize())}
 
 
 def check_in_cluster(words, cluster, workplace):
-    """A command of kubectl that asks a cluster."""
+    """Check a command of kubectl that asks a cluster."""
     if words[:1] == ["-n"]:
-        assert {one["metadata"].get("namespace", words[1]) for one in cluster} == {words[1]}
+        assert {document["metadata"].get("namespace", words[1]) for document in cluster} == {words[1]}
         words = words[2:]
     verb = words[0]
     if verb in ("apply", "diff"):
@@ -113,7 +133,7 @@ def check_in_cluster(words, cluster, workplace):
     elif verb == "port-forward":
         check_named(words[1], cluster)
         name = words[1].partition("/")[2]
-        (service,) = (one for one in of_kind(cluster, "Service") if one["metadata"]["name"] == name)
+        (service,) = (document for document in of_kind(cluster, "Service") if document["metadata"]["name"] == name)
         assert int(words[2].partition(":")[2]) in {port["port"] for port in service["spec"]["ports"]}
     elif verb == "logs":
         check_named(words[1], cluster)
@@ -140,12 +160,14 @@ def test_a_command(command, workplace, cluster):
         assert words[2] in images(cluster)
         assert any(f"-t {words[2]}" in other for other in COMMANDS)
     elif kind == "sharp":
-        load_command(words[1]).make_context(words[1], words[2:])  # every option exists, and every value is one
-    elif kind == "export":  # tests/ray_serve holds them to what the image sets
+        load_command(words[1]).make_context(words[1], words[2:])  # every option exists and every value is valid
+    elif kind == "helm":
+        check_helm(words[1:])
+    elif kind == "export":  # tests/full/ray checks that the values are those of the image
         assert all(re.fullmatch(r"RAY_\w+=\w+", word) for word in words[1:])
     elif kind == "ray":
         ray_command.commands[words[1]].make_context(words[1], words[2:])
-    elif kind == "serve":  # what the file says is checked in tests/full/ray/test_configuration.py
+    elif kind == "serve":  # tests/full/ray/test_configuration.py checks the content of the file
         serve_command.commands[words[1]].make_context(words[1], [str(workplace / words[2]), *words[3:]])
         assert (workplace / words[2]).is_file()
     elif "create" in words:
@@ -176,15 +198,22 @@ def test_the_archive_is_what_the_init_container_takes(workplace, tmp_path):
 def test_the_secrets_have_what_the_servers_read(workplace, cluster):
     commands = [command for command in COMMANDS if "create secret" in command]
     made = [yaml.safe_load(run(f"{command} --dry-run=client -o yaml", workplace)) for command in commands]
-    keys = {one["metadata"]["name"]: set(one["data"]) for one in made}
+    keys = {secret["metadata"]["name"]: set(secret["data"]) for secret in made}
     (pod,) = pods(cluster)
     mounted = {volume["secret"]["secretName"] for volume in pod.spec["volumes"] if "secret" in volume}
     assert set(keys) == mounted
-    (settings,) = (one["data"] for one in of_kind(cluster, "ConfigMap") if "SHARP_HOST" in one["data"])
+    (settings,) = (document["data"] for document in of_kind(cluster, "ConfigMap") if "SHARP_HOST" in document["data"])
     files = {Path(settings[name]).name for name in ("SHARP_TLS_CERT", "SHARP_TLS_KEY", "SHARP_TOKEN_FILE")}
     (monitor,) = of_kind(cluster, "PodMonitor")
     files.add(monitor["spec"]["podMetricsEndpoints"][0]["tlsConfig"]["ca"]["secret"]["key"])
     assert files == set.union(*keys.values())
+
+
+def test_the_table_lists_the_values_of_the_chart():
+    rows = re.findall(r"^\| (.*?) \|", PAGE.partition("| value of a chart |")[2].partition("\n\n")[0], re.M)
+    listed = {name.partition(".")[0] for row in rows for name in re.findall(r"`([\w.*]+)`", row)}
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "sharp" / "values.yaml").read_text())
+    assert listed == values.keys()
 
 
 def test_the_table_lists_the_components():
@@ -196,13 +225,16 @@ def test_the_table_lists_the_components():
 def test_the_numbers_are_those_of_the_manifests(cluster):
     (pod,) = pods(cluster)
     assert f"killed after {pod.spec['terminationGracePeriodSeconds']} s" in PAGE
-    (settings,) = (one["data"] for one in of_kind(cluster, "ConfigMap") if "SHARP_HOST" in one["data"])
+    (settings,) = (document["data"] for document in of_kind(cluster, "ConfigMap") if "SHARP_HOST" in document["data"])
     assert f"`SHARP_GRACE_SECONDS` ({settings['SHARP_GRACE_SECONDS']})" in PAGE
     assert f"no new requests {pod.server['lifecycle']['preStop']['exec']['command'][1]} s after" in PAGE
 
 
 def test_the_base_says_what_the_page_says(tmp_path):
-    """kubectl's own words for a Deployment without a model are the API server's; here only that the mount is there."""
+    """The base lacks the mount that the page's error message names.
+
+    The API server writes that message, so this test only checks that the mount is there.
+    """
     (pod,) = pods(render(ROOT / "deploy" / "kubernetes" / "base"))
     assert pod.server["volumeMounts"][1]["name"] == "model"
     assert '`volumeMounts[1].name: Not found: "model"`' in PAGE

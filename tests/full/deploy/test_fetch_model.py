@@ -1,4 +1,4 @@
-"""The init container of model-from-url puts a model into its folder whole, or says in one sentence why not."""
+"""The init container of model-from-url puts a whole model into its folder, or says in one sentence why not."""
 
 import hashlib
 import io
@@ -30,7 +30,7 @@ def archive(files, prefix="", mode="w:gz"):
 
 @pytest.fixture
 def web():
-    """A web server: `responses` are its responses to one request after the other, the last again and again."""
+    """Yield the URL of a web server, and its list of responses, the last of which is repeated."""
     responses = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -66,11 +66,23 @@ def test_a_model_arrives(tmp_path, web, prefix, mode):
     url, responses = web
     body = archive(FILES, prefix, mode)
     responses.append((200, body))
-    for _ in range(2):  # a container that is started again finds it there
+    for _ in range(2):  # a restarted container finds the model in its place
         result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest().upper())
         assert (result.returncode, result.stderr) == (0, "")
         assert content(tmp_path) == FILES
         responses[:] = [(404, b"")]
+
+
+def test_a_start_that_was_killed_while_it_moved_the_files_goes_on(tmp_path, web):
+    url, responses = web
+    body = archive({**FILES, "templates/tool.jinja": b"a template"}, "text-ssa-ssa/")
+    responses.append((200, body))
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "tool.jinja").write_bytes(b"moved by the start before")
+    result = fetch(tmp_path, url, hashlib.sha256(body).hexdigest())
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "templates" / "tool.jinja").read_bytes() == b"a template"
+    assert (tmp_path / "sharp.json").exists()
 
 
 def test_a_passing_error_is_tried_again(tmp_path, web):
@@ -99,11 +111,11 @@ def test_a_download_that_breaks_is_tried_again(tmp_path, broken, said):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def respond():
-            for one in responses:
+            for response in responses:
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(65536)
-                    connection.sendall(one)
+                    connection.sendall(response)
 
         threading.Thread(target=respond, daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/model.tar.gz"

@@ -1,4 +1,4 @@
-"""The Dockerfiles keep to the rules, and every rule finds what it is there to find."""
+"""The Dockerfiles obey the rules, and every rule finds the error that it is for."""
 
 import re
 import tomllib
@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from sharp.plugins.cli import COMMANDS
+from sharp.core.cli import COMMANDS
 from tests.full.deploy.dockerfile import lineage, problems, read_stages
 from tests.full.deploy.policies.pods import VERSION
 from tests.full.deploy.rendering import KUBERNETES, ROOT
@@ -14,11 +14,12 @@ from tests.full.deploy.rendering import KUBERNETES, ROOT
 DOCKER = ROOT / "deploy" / "docker"
 SERVER = (DOCKER / "Dockerfile").read_text()
 SHIPPED = ("cpu", "cuda", "ray")
+MODELS = ("sharp-model", "sharp-export")  # the images of init containers
 LOCKS = {"build": (), "cpu": ("serve", "tracing"), "ray": ("serve", "tracing", "ray")}
 
 
 def test_the_rules_hold():
-    assert problems(SERVER, SHIPPED) == []
+    assert problems(SERVER, (*SHIPPED, "export")) == []
     assert problems((DOCKER / "model.Dockerfile").read_text(), ()) == []
 
 
@@ -59,7 +60,8 @@ def test_a_rule_finds(old, new, expected):
 
 def test_the_runtime_has_what_it_copies_and_no_compiler():
     stages = read_stages(SERVER)
-    for name, source in (("cpu", "install"), ("cuda", "install-cuda"), ("ray", "install-ray")):
+    for name in (*SHIPPED, "export"):
+        source = "install" if name == "cpu" else f"install-{name}"
         base, image = lineage(stages, name)
         assert (base.name, image.values("COPY")) == ("runtime", [f"--from={source} /opt/sharp /opt/sharp"])
     installed = [command for stage in lineage(stages, "install-cuda") for command in stage.values("RUN")]
@@ -67,13 +69,13 @@ def test_the_runtime_has_what_it_copies_and_no_compiler():
 
 
 def test_the_context_holds_what_is_built_from():
-    """What the stages copy is what the wheel is made of, and what the ignore file lets through."""
+    """The stages copy exactly what the wheel is made of, and the ignore file lets exactly that through."""
     copied = {word for value in read_stages(SERVER)[0].values("COPY") for word in value.split()[:-1]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = set(project["tool"]["scikit-build"]["wheel"]["packages"].values())
     sources = {"CMakeLists.txt", "cmake", "pyproject.toml", "constraints.txt", project["project"]["readme"]}
     sources |= {f"deploy/docker/requirements-{name}.txt" for name in LOCKS}
-    templates = {one["template-path"] for one in project["tool"]["scikit-build"]["generate"]}
+    templates = {template["template-path"] for template in project["tool"]["scikit-build"]["generate"]}
     assert copied == packages | sources | templates | set(project["project"]["license-files"])
     assert all((ROOT / name).exists() for name in copied)
     lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
@@ -82,15 +84,17 @@ def test_the_context_holds_what_is_built_from():
 
 
 def locked(name):
-    """Package -> (version, hashes) of a file of requirements."""
+    """Return {package: (version, hashes)} of a file of requirements."""
     text = (DOCKER / f"requirements-{name}.txt").read_text().replace("\\\n", " ")
     entries = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {one[0].partition("==")[0].partition("[")[0]: (one[0].partition("==")[2], one[1:]) for one in entries}
+    return {
+        entry[0].partition("==")[0].partition("[")[0]: (entry[0].partition("==")[2], entry[1:]) for entry in entries
+    }
 
 
 def names(requirements):
-    """Canonical names without versions, extras and markers; those of Sharp's own extras left out."""
-    found = {re.split(r"[<>=~\[; ]", one)[0].lower().replace("_", "-") for one in requirements}
+    """Return canonical names of requirements without versions, extras and markers, and without Sharp itself."""
+    found = {re.split(r"[<>=~\[; ]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
     return found - {"sharp-attention"}
 
 
@@ -98,7 +102,7 @@ def names(requirements):
 def test_images_install_what_the_tests_ran_with_by_hash(name, extras):
     found = locked(name)
     assert all(version and hashes for version, hashes in found.values())
-    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for _, hashes in found.values() for one in hashes)
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", digest) for _, hashes in found.values() for digest in hashes)
     pinned = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
     )
@@ -108,7 +112,7 @@ def test_images_install_what_the_tests_ran_with_by_hash(name, extras):
     if extras:
         lists = [project["project"]["dependencies"]]
         lists += [project["project"]["optional-dependencies"][extra] for extra in extras]
-        asked = names(one for requirements in lists for one in requirements)
+        asked = names(requirement for requirements in lists for requirement in requirements)
     assert asked <= found.keys()
 
 
@@ -120,10 +124,13 @@ def test_the_commands_and_names_are_real():
     named = "".join(path.read_text() for path in KUBERNETES.rglob("*.yaml"))
     for target in SHIPPED:
         assert f"{VERSION}-{target}" in named
-    assert f"sharp-model:{VERSION}" in named
+    for name in MODELS:
+        assert f"image: {name}:{VERSION}" in named
     for path in DOCKER.glob("*Dockerfile"):
-        assert f":{VERSION}" in path.read_text()  # of the command in its comment
-    # What the container runs as is what the manifests say.
+        assert f":{VERSION}" in path.read_text()  # the command in the file's comment names the version
+    # The container's user is the one that the manifests name.
     assert f"runAsUser: {runtime.values('USER')[0].split(':')[0]}" in named
     model = DockerfileParser(fileobj=(DOCKER / "model.Dockerfile").open("rb"))
-    assert [one["value"] for one in model.structure if one["instruction"] == "USER"] == runtime.values("USER")
+    assert [
+        instruction["value"] for instruction in model.structure if instruction["instruction"] == "USER"
+    ] == runtime.values("USER")

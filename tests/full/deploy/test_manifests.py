@@ -1,4 +1,4 @@
-"""The manifests render in every combination, and what they render to is valid and keeps to our policies."""
+"""The manifests render in every combination, to documents that are valid and obey our policies."""
 
 import copy
 import json
@@ -26,18 +26,18 @@ from tests.full.deploy.rendering import (
     write_kustomization,
 )
 
-# From the oldest that has every field we use (a disruption budget's unhealthyPodEvictionPolicy and gRPC probes are
-# beyond alpha since 1.27) to the newest that the package knows.
+# From the oldest version that has every field we use (a disruption budget's unhealthyPodEvictionPolicy and gRPC probes
+# are beyond alpha since 1.27) to the newest version that the package knows.
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
 
 
-# Combinations are rendered in namespaces that only the tests have.
+# Combinations are rendered in namespaces that exist only in the tests.
 OF_OVERLAYS_ONLY = {"queries_name_the_namespace"}
 
 
 @pytest.fixture(scope="module")
 def unlike(rendered):
-    """Every different document once: combinations share most of theirs."""
+    """Return every distinct document once, because combinations share most of their documents."""
     return {
         json.dumps(document | {"metadata": document["metadata"] | {"namespace": "sharp"}}, sort_keys=True): document
         for documents in rendered.values()
@@ -51,7 +51,7 @@ def is_custom(document):
 
 @pytest.fixture
 def schemas_in_memory(monkeypatch):
-    """The package reads a file of 1 MB for every document; keep them."""
+    """Keep schemas in memory, because the package reads a file of 1 MB for every document."""
     read = kubernetes_schemas.schema_contents
     known = {}
 
@@ -94,7 +94,15 @@ def test_kubernetes_takes_them(unlike, version, schemas_in_memory):
 
 def test_pods_of_kserve_are_pods(overlays, schemas_in_memory):
     (pod,) = pods(overlays["kserve"])
-    own = {"supportedModelFormats", "protocolVersions", "multiModel", "model", "minReplicas", "maxReplicas"}
+    own = {
+        "supportedModelFormats",
+        "protocolVersions",
+        "multiModel",
+        "annotations",
+        "model",
+        "minReplicas",
+        "maxReplicas",
+    }
     spec = {name: value for name, value in pod.spec.items() if name not in own}
     for version in VERSIONS:
         kubernetes_validate.validate(
@@ -196,7 +204,7 @@ def test_changed_settings_restart_the_servers(tmp_path):
 
 
 def test_two_models_live_in_one_namespace(tmp_path):
-    """With a prefix of names and a label, the resources of one never select or name those of the other."""
+    """Two models with different name prefixes and labels never select or name each other's resources."""
     folders = [
         write_kustomization(
             tmp_path / name,
@@ -221,15 +229,15 @@ def test_two_models_live_in_one_namespace(tmp_path):
 
 @pytest.mark.parametrize("other", ["cpu", "gpu", "inference-pool"])
 def test_ray_and_another_overlay_live_in_one_namespace(overlays, other):
-    """Neither selects the pods of the other, and none of their names is the same."""
+    """Ray and another overlay do not select each other's pods, and share no name but the namespace's."""
     both = [overlays["ray"], overlays[other]]
-    names = [{(one["kind"], one["metadata"]["name"]) for one in documents} for documents in both]
+    names = [{(document["kind"], document["metadata"]["name"]) for document in documents} for documents in both]
     assert names[0] & names[1] == {("Namespace", "sharp")}
     for mine, alien in (both, reversed(both)):
         holders = of_kind(mine, "Deployment", "RayService")
         selecting = of_kind(alien, "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "InferencePool")
         named = {problem.removesuffix(" selects no pod") for problem in selectors_find_the_pods([*holders, *selecting])}
-        assert named == {f"{one['kind']} {one['metadata']['name']}" for one in selecting}
+        assert named == {f"{document['kind']} {document['metadata']['name']}" for document in selecting}
 
 
 def test_keda_follows_a_prefixed_name(tmp_path):
@@ -240,7 +248,10 @@ def test_keda_follows_a_prefixed_name(tmp_path):
 
 
 def test_the_base_alone_is_refused():
-    """No volume holds the model, so the API server says so at once, where a server would crash again and again."""
+    """The base alone has no volume with a model, so the API server refuses it.
+
+    Otherwise the server would crash again and again.
+    """
     (pod,) = pods(render(KUBERNETES / "base"))
     mounted = {mount["name"] for mount in pod.server["volumeMounts"]}
     assert mounted - {volume["name"] for volume in pod.spec["volumes"]} == {"model"}

@@ -1,4 +1,4 @@
-"""Every policy finds what it is there to find."""
+"""Every policy finds the error that it is for."""
 
 import copy
 
@@ -11,7 +11,7 @@ from tests.full.deploy.rendering import render, write_kustomization
 
 
 def set_at(kind, path, value):
-    """Set the field at `path` of the first document of `kind`; None removes it."""
+    """Return a function that sets the field at `path` of the first document of `kind`, or removes it with None."""
 
     def damage(documents):
         place = of_kind(documents, kind)[0]
@@ -36,7 +36,7 @@ def server(path, value):
 
 def setting(name, value):
     def damage(documents):
-        (settings,) = (one for one in of_kind(documents, "ConfigMap") if "SHARP_HOST" in one["data"])
+        (settings,) = (document for document in of_kind(documents, "ConfigMap") if "SHARP_HOST" in document["data"])
         settings["data"][name] = value
         if value is None:
             del settings["data"][name]
@@ -169,7 +169,7 @@ COUNTEREXAMPLES_OF_RAY = [
 
 @pytest.mark.parametrize(
     ("overlay", "name", "damage", "expected"),
-    [("gpu", *one) for one in COUNTEREXAMPLES] + [("ray", *one) for one in COUNTEREXAMPLES_OF_RAY],
+    [("gpu", *example) for example in COUNTEREXAMPLES] + [("ray", *example) for example in COUNTEREXAMPLES_OF_RAY],
 )
 def test_a_policy_finds(overlay, name, damage, expected, overlays):
     documents = copy.deepcopy(overlays[overlay])
@@ -184,6 +184,6 @@ def test_every_policy_has_a_counterexample():
 
 
 def test_the_wrong_order_of_components_is_found(tmp_path):
-    """TLS changes how Prometheus asks, so it comes after monitoring."""
+    """TLS after monitoring is the right order of components, because TLS changes the scheme that Prometheus uses."""
     wrong = render(write_kustomization(tmp_path, ["cpu", "model-from-pvc", "tls", "monitoring"]))
     assert POLICIES["prometheus_can_read"](wrong) == ["Prometheus asks over http; the server serves https"]

@@ -1,23 +1,28 @@
-"""The commands of the README for one's own model, on a tiny one. Those of its first screen are in the tutorials."""
+"""The README's commands for a user's own model run on a tiny model.
+
+The tutorials test the commands of its first screen.
+"""
 
 import os
 import re
 import sys
 from pathlib import Path
 
+import pytest
 from filelock import FileLock
 
 from tests.full.docs.tutorial_commands import PORTS_LOCK, ROOT, run, servers, shortened, tiny_folder
 
 SECTION = re.compile(r"^## Your own model\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ENTERED = ". .venv/bin/activate"  # these tests run in it
+ENTERED = ". .venv/bin/activate"  # the tests already run in this environment
 
 
+@pytest.mark.timeout(1800)  # the test waits for the tutorials, whose ports it uses
 def test_the_commands_run_as_they_stand(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    for name in ("model.gguf", "path/to/hugging-face-folder"):
+    for name in ("model.gguf", "path/to/model.gguf", "path/to/hugging-face-folder"):
         tiny_folder(work / name)
     readme = (ROOT / "README.md").read_text()
     (work / "README.md").write_text(readme[:100])  # the tiny model's context is short

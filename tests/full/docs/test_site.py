@@ -1,4 +1,4 @@
-"""The documentation's site: it builds strictly, without a network, and is whole."""
+"""The documentation's site builds strictly, without a network, and has all pages and options."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def test_every_command_setting_and_public_name_is_on_a_page(site: Path) -> None:
         (site / "docs" / "reference" / page / "index.html").read_text() for page in ("cli", "settings", "python")
     )
     options = ("adapt-budget", "export-norm-map", "serve-grpc-port", "bench-latency-passes", "doctor-json")
-    assert [one for one in options if f'id="cmdoption-sharp-{one}"' not in commands] == []
+    assert [option for option in options if f'id="cmdoption-sharp-{option}"' not in commands] == []
     assert "SHARP_GRPC_PORT" in settings
     assert all(f'id="sharp.{name}"' in python for name in ("LLM", "SamplingParams", "Client", "export", "adapt"))
 

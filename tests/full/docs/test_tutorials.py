@@ -1,6 +1,6 @@
-"""Tutorials and how-tos by copy and paste: their files are written, their commands run, what they print is compared.
+"""Tutorials and how-tos by copy and paste: files are written, commands run, and their output is compared.
 
-The first one is run from the wheel, as a newcomer would: `tests/full/release/test_first_tutorial.py`.
+`tests/full/release/test_first_tutorial.py` runs the first tutorial from the wheel, as a newcomer would.
 """
 
 import os
@@ -13,18 +13,20 @@ import pytest
 from tests.full.docs.tutorial_commands import PAGES, run_tutorial
 from tests.prometheus import program
 
+pytestmark = pytest.mark.timeout(1800)  # pages use the same ports, so they wait for each other
+
 FIRST = "chat-and-heads"
-NOT_RUN = ("gpu", "tensorrt", "upgrade")  # they need a GPU, or two releases
+NOT_RUN = ("gpu", "tensorrt", "upgrade")  # need a GPU or two releases
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """A fresh environment that sees the packages of this one, so that what a tutorial installs stays in it."""
+    """Make an environment that sees the packages of this one, but keeps what a tutorial installs to itself."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python3.*/site-packages")
     ours = next(path for path in sys.path if path.endswith("site-packages"))
     (site / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     for name in ("sharp", "pip"):
-        module, function = ("sharp.plugins.cli", "main") if name == "sharp" else ("pip._internal.cli.main", "main")
+        module, function = ("sharp.core.cli", "main") if name == "sharp" else ("pip._internal.cli.main", "main")
         script = folder / "bin" / name
         script.write_text(
             f"#!{folder}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"

@@ -1,4 +1,4 @@
-"""Runs the commands of a tutorial or a how-to, and compares what they print with what it shows."""
+"""Run the commands of a tutorial or a how-to, and compare their output with the page."""
 
 import re
 import shutil
@@ -18,23 +18,25 @@ from tests.exporter.tiny_hugging_face import tiny
 ROOT = Path(__file__).parents[3]
 PAGES = {page.stem: page for folder in ("tutorials", "how-to") for page in (ROOT / "docs" / folder).glob("*.md")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # and what it prints; nothing is not compared
+# a command and the output that the page shows; no output means that it is not compared
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 FILES = {
     "own-normalizer": {"python": ["softmax1.py"], "toml": ["pyproject.toml"]},
     "dispersed-heads": {"yaml": ["alerts.yml", "prometheus.yml"]},
     "train-with-ssa": {"python": ["train.py"]},
     "structured-output": {"python": ["ask.py"]},
 }
-# Less training: what a reader does for minutes, and with a model of 135 million parameters, has to run here in seconds.
+# Shorter training, because a reader's training takes minutes, and some models have 135 million parameters.
 SHORTER = {
     "--budget 20m": "--length 24 --tokens 240",
     "STEPS, BATCH, LENGTH = 300, 8, 128": "STEPS, BATCH, LENGTH = 2, 1, 8",
+    "--lengths 512,1k,2k,4k": "--lengths 2k --documents 1",
 }
-TINY = {"sparse-model": "smollm2.gguf"}  # a model in place of what these commands fetch
+TINY = {"sparse-model": "smollm2.gguf"}  # a tiny model in place of the one that the commands fetch
 FETCH = ("pip install", "ln -s")
 CHECKPOINTS = "models/checkpoints"
 SSA = {"model.safetensors": f"{CHECKPOINTS}/text-ssa.safetensors"}
-GIVEN = {  # what a reader has: names in the folder, and files of the repository
+GIVEN = {  # files that a reader already has: names in the folder, and files of the repository
     "own-normalizer": SSA,
     "dispersed-heads": {
         name: f"{CHECKPOINTS}/{name}" for name in ("text-softmax.safetensors", "text-asentmax.safetensors")
@@ -46,13 +48,13 @@ GIVEN = {  # what a reader has: names in the folder, and files of the repository
 }
 READY = {"sharp serve": "http://localhost:8000/health/ready", "prometheus": "http://localhost:9090/-/ready"}
 PORTS_LOCK = ROOT / "build" / "tutorial.lock"
-EXPORTED: dict[tuple[str, str], Path] = {}  # what a page's export made, for others with the same command and file
-SCRAPED = 20.0  # seconds in which what a query of Prometheus prints comes to what the page shows
+EXPORTED: dict[tuple[str, str], Path] = {}  # exports that other pages with the same command and file reuse
+SCRAPED = 20.0  # seconds within which the output of a Prometheus query must match the page
 
 
 @contextmanager
 def servers(work: Path, variables: dict[str, str]) -> Iterator[Callable[[str, str], None]]:
-    """Starts a command that runs until it is stopped, when its address responds; ends an earlier one of its program."""
+    """Yield a function that starts a server's command, waits until its address responds, and ends an earlier one."""
     running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(program: str, command: str) -> None:
@@ -79,7 +81,7 @@ def servers(work: Path, variables: dict[str, str]) -> Iterator[Callable[[str, st
 
 
 def responds(address: str) -> bool:
-    """Whether there is a page at the address."""
+    """Whether an address serves a page."""
     try:
         with urllib.request.urlopen(address, timeout=5) as response:
             return bool(response.status == 200)
@@ -88,11 +90,18 @@ def responds(address: str) -> bool:
 
 
 def run(command: str, shown: str, work: Path, variables: dict[str, str]) -> None:
-    """Run a command of a tutorial, and compare what it prints, unless nothing is shown."""
+    """Run a command of a tutorial, and compare its output with `shown` unless that is empty."""
     deadline = time.monotonic() + SCRAPED * command.startswith("promtool")
     while True:
         done = subprocess.run(
-            command, shell=True, cwd=work, env=variables, capture_output=True, text=True, timeout=600, check=False
+            ["bash", "-c", command],
+            cwd=work,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         if not shown or done.stdout == shown or time.monotonic() > deadline:
@@ -103,7 +112,7 @@ def run(command: str, shown: str, work: Path, variables: dict[str, str]) -> None
 
 
 def export(command: str, source: str, work: Path, variables: dict[str, str]) -> None:
-    """Run an export of a page, or copy what it made for another."""
+    """Run an export of a page, or copy the folder of another page's same export."""
     folder = work / command.rpartition(" -o ")[2]
     made = EXPORTED.setdefault((command, source), folder)
     if made == folder:
@@ -113,22 +122,22 @@ def export(command: str, source: str, work: Path, variables: dict[str, str]) -> 
 
 
 def tiny_folder(folder: Path) -> None:
-    """A tiny Llama of Hugging Face with a tokenizer."""
+    """Save a tiny Llama of Hugging Face with a tokenizer."""
     tiny("llama", vocab_size=300).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(folder)
 
 
 def shortened(page: str) -> str:
-    """A page with less training."""
+    """Return the text of a page with less training."""
     for long, short in SHORTER.items():
         page = page.replace(long, short)
     return page
 
 
 def run_tutorial(name: str, work: Path, variables: dict[str, str]) -> None:
-    """Write the files of a page into `work`, a new folder, and run its commands there.
+    """Write the files of a page into the new folder `work`, and run its commands there.
 
-    Their ports are those of every reader, so what uses them waits for each other.
+    The commands use the ports that a reader would use, so tests that use them wait for each other.
     """
     work.mkdir()
     for given, source in GIVEN.get(name, {}).items():

@@ -1,4 +1,4 @@
-"""The commands that a user types, and what the server then shows."""
+"""Run the commands that a user types, and read what the server then shows."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ class Server:
     http: str
 
     def samples(self) -> list[Sample]:
-        """What Prometheus would read now."""
+        """Return the samples that Prometheus would read now."""
         with urllib.request.urlopen(f"http://{self.http}/metrics?attention=head", timeout=10) as response:
             families = text_string_to_metric_families(response.read().decode())
             return [sample for family in families for sample in family.samples]
@@ -39,7 +39,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def serve(folder: Path, *options: str) -> Iterator[Server]:
-    """`sharp-serve` on free ports; it must stop cleanly."""
+    """Run `sharp-serve` on free ports; the server must end cleanly."""
     with server_process(folder, *options, command=(SCRIPTS / "sharp-serve",)) as running:
         try:
             yield Server(grpc=running.grpc, http=running.http)

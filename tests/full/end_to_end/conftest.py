@@ -1,4 +1,4 @@
-"""Real checkpoints, exported by the command that a user types, in this process: it has imported torch already."""
+"""Real checkpoints, exported by the command that a user types, in this process, which has already imported torch."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ __all__ = ["one_registry", "one_trace", "quick_tracing"]
 
 @pytest.fixture(scope="session")
 def export(tmp_path_factory: pytest.TempPathFactory):
-    """Export once per source, norm and form."""
+    """Return a function that exports a checkpoint, once per source, norm and form."""
     folders: dict[tuple[Path, str, str], Path] = {}
 
     def make(source: Path, norm: str, cache: str = "paged") -> Path:

@@ -1,4 +1,4 @@
-"""Every checkpoint in the repository, exported: ONNX Runtime scores what PyTorch scores on the same samples."""
+"""For every exported checkpoint of the repository, ONNX Runtime scores as PyTorch does on the same samples."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +8,14 @@ import torch
 from click.testing import CliRunner, Result
 
 from sharp import LLM
+from sharp.core.errors import InputError
+from sharp.core.manifest import Manifest, read_manifest
 from sharp.exporter.evaluate import main
 from sharp.exporter.forms.uncached.scoring import RUNTIMES, ExportedModel, TorchModel, find_task
 from sharp.models.checkpoint import read_checkpoint
-from sharp.models.objective import Batch
+from sharp.models.objective import TrainingBatch
 from sharp.models.tasks.scoring import Scorable, score
 from sharp.models.tasks.task import Metric, Sampler
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import Manifest, read_manifest
 from tests.full.end_to_end.commands import CHECKPOINT
 
 CHECKPOINTS = sorted(CHECKPOINT.parent.glob("*.safetensors"))
@@ -25,22 +25,22 @@ TEXT = Path(__file__).parents[3] / "LICENSE"
 
 @dataclass(frozen=True)
 class NextByte:
-    """Windows of a text; every byte is to be said from those before it."""
+    """Windows of a text, in which every byte is predicted from the bytes before it."""
 
     outputs: int = 257
 
     def tokens(self, length: int) -> int:
         return length
 
-    def sample(self, sequences: int, length: int, generator: torch.Generator) -> Batch:
+    def sample(self, sequences: int, length: int, generator: torch.Generator) -> TrainingBatch:
         text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
         starts = torch.randint(len(text) - length, (sequences, 1), generator=generator)
         windows = text[starts + torch.arange(length + 1)]
-        return Batch((windows[:, :-1],), windows[:, 1:])
+        return TrainingBatch((windows[:, :-1],), windows[:, 1:])
 
 
 def _questions(manifest: Manifest) -> tuple[Sampler, Metric, tuple[int, ...], int]:
-    """Sampler, metric, two lengths and a number of samples that take seconds."""
+    """Return a sampler, a metric, two lengths and a number of samples that take seconds."""
     if manifest.source.task in (None, "text"):
         return NextByte(), "accuracy", (64, 200), 4
     task = find_task(manifest, None)

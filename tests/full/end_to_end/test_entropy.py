@@ -9,7 +9,7 @@ import torch
 from sharp.exporter.checkpoints.own_model import with_norm
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import load_checkpoint
-from sharp.plugins.ops.torch_normalizers import entropy
+from sharp.plugins.op.torch_normalizers import entropy
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.full.end_to_end.commands import CHECKPOINT, serve
 
@@ -33,7 +33,7 @@ def test_entropy_of_every_head_equals_pytorch(export, norm):
             served[sample.name][int(sample.labels["layer"]), int(sample.labels["head"])] = sample.value
 
     generated = [token for message in messages for token in message.delta.token_ids]
-    tokens = list(PROMPT.encode()) + generated[:-1]  # nothing attends from the last token
+    tokens = list(PROMPT.encode()) + generated[:-1]  # the last token is never computed, so it attends to nothing
     model = load_checkpoint(CHECKPOINT).eval()
     if norm != "ssa":
         model = with_norm(model, norm, CHECKPOINT).eval()

@@ -1,4 +1,4 @@
-"""The steps of deploy/docker/Dockerfile, run without Docker: what they install serves, and holds nothing more."""
+"""The steps of deploy/docker/Dockerfile, run without Docker, install a server that works, and nothing more."""
 
 import json
 import os
@@ -22,16 +22,15 @@ from tests.full.end_to_end.commands import SCRIPTS
 ROOT = Path(__file__).parents[3]
 STAGES = read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text())
 DATA = {".html", ".css", ".js", ".jinja", ".json", ".md", ".proto", ".toml", ".yaml"}
-# Commands of docs/deploy.md, run as they stand there.
+# Commands of docs/deploy.md, exactly as the page has them.
 EXPORT = "sharp-export models/checkpoints/text-ssa.safetensors --norm ssa -o build/deploy/text-ssa-ssa"
 PLAN = "sharp plan build/deploy/text-ssa-ssa --gpu h100 --context 4096 --completion-tokens 256 --rate 50 --price 3.00"
 GRACE_SECONDS = 2
 STREAMS = 16
 FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools", "ray")
 
-# A container, as far as this machine can make one: everything is read-only but /tmp, which is new, and the user has
-# neither name nor home nor capabilities.
-# This Python may lie in root's home; in an image it does not.
+# A container, as far as this machine can make one: everything is read-only but /tmp, which is new, and the user has no
+# name, no home and no capabilities. This Python may lie in root's home, unlike in an image, so it is mounted again.
 CONTAINER = f"""
 mount --make-rprivate /
 case {sys.base_prefix} in /root/*)
@@ -54,7 +53,7 @@ def image():
 
 
 def variables(image, **more):
-    """What the image sets, and nothing of ours."""
+    """Return the variables that the image sets, without those of this process."""
     known = environment(lineage(STAGES, "cpu"))
     known["PATH"] = known["PATH"].replace("/opt/sharp", str(image / "sharp")).replace("$PATH", os.defpath)
     return known | more
@@ -73,7 +72,7 @@ def test_only_what_serving_needs_is_there(image):
     code = "from sharp.serving.backends.session import kernel_library; print(kernel_library())"
     assert inside(image, "python", "-c", code).stdout.startswith(str(image / "sharp"))
     (ours,) = (image / "sharp" / "lib").glob("python3.*/site-packages/sharp")
-    ignored = ours / "models" / "checkpoints"  # not in the context that Docker builds of
+    ignored = ours / "models" / "checkpoints"  # Docker's build context leaves this folder out
     assert "models/checkpoints" in (ROOT / "deploy/docker/Dockerfile.dockerignore").read_text().splitlines()
     files = [path for path in ours.rglob("*") if path.is_file() and ignored not in path.parents]
     assert {path.suffix for path in files} <= {".py", ".pyi", ".pyc", ".so", *DATA}
@@ -81,7 +80,7 @@ def test_only_what_serving_needs_is_there(image):
 
 def test_native_code_is_where_the_page_says(image):
     (folder,) = (image / "sharp" / "lib").glob("python3.*/site-packages")
-    records = [(one.parent.name, one.read_text()) for one in folder.glob("*.dist-info/RECORD")]
+    records = [(record.parent.name, record.read_text()) for record in folder.glob("*.dist-info/RECORD")]
     found = {name.partition("-")[0].replace("_", "-") for name, files in records if re.search(r"\.so[.,\d]", files)}
     (line,) = re.findall(
         r"^- Native code is in (.*?)as a test", (ROOT / "docs" / "security.md").read_text(), re.M | re.S
@@ -97,16 +96,16 @@ def test_the_list_of_what_is_there_is_whole(image):
     bill = json.loads(listed.read_text())
     assert bill["bomFormat"] == "CycloneDX"
     code = "from importlib.metadata import distributions as d; print(*sorted(f'{x.name}=={x.version}' for x in d()))"
-    found = {f"{one['name']}=={one['version']}" for one in bill["components"]}
+    found = {f"{component['name']}=={component['version']}" for component in bill["components"]}
     assert found == set(inside(image, "python", "-c", code).stdout.split())
-    assert {"sharp-attention", "onnxruntime", "grpcio"} <= {one["name"] for one in bill["components"]}
+    assert {"sharp-attention", "onnxruntime", "grpcio"} <= {component["name"] for component in bill["components"]}
 
 
-STARTS = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"  # programs of its own
+STARTS = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"  # starts a program of its own
 
 
 def can_contain(folder):
-    """Whether this user may make mounts, and the user without a name may start this Python."""
+    """Whether this user may make mounts, and a user without a name may start this Python."""
     command = [
         "unshare",
         "--mount",
@@ -122,7 +121,7 @@ def can_contain(folder):
 
 
 def check_drain(process, address):
-    """SIGTERM while streams are open that take far longer: the server ends in the time that the manifests give it."""
+    """Assert that a server with long open streams ends within its grace period after SIGTERM."""
     ends: list[str] = []
     begun = threading.Barrier(STREAMS + 1)
 
@@ -203,7 +202,7 @@ def test_it_serves_without_root_on_a_read_only_disk(image, tmp_path):
 
 
 def test_the_python_is_that_of_the_image():
-    """Wheels are of one Python: the one that is tested here is the one that the image has."""
+    """This Python is the version that the image has, because wheels are for one version of Python."""
     text = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
     (version,) = re.findall(r"^ARG PYTHON_IMAGE=python:(\d+\.\d+)-", text, re.M)
     requires = (ROOT / "pyproject.toml").read_text()

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharp.core.manifest import read_manifest
 from sharp.models.checkpoint import load_checkpoint
-from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.api.events import Delta, Failed
 from sharp.serving.api.request import GenerateRequest
@@ -33,7 +33,7 @@ def model():
 
 
 def test_greedy_tokens_equal_pytorch_under_pressure(export, model):
-    # Room for two or three of ten requests, and prompts in chunks while others decode.
+    # The cache has room for two or three of ten requests, and prompts are computed in chunks while others decode.
     config = EngineConfig(cache_tokens=272, max_batch_tokens=64, max_sequences=8, prefill_chunk_tokens=24)
     llm = LLM(export(CHECKPOINT, "ssa"), engine=config)
     engine = llm._engine
@@ -61,7 +61,7 @@ def test_greedy_tokens_equal_pytorch_under_pressure(export, model):
         tokens = torch.tensor([[*request.prompt_ids, *completion]])
         with torch.no_grad():
             logits = model(tokens)[0]
-        # Every generated token is the most likely one after all that stand before it.
+        # Every generated token is the most likely token after all tokens before it.
         assert logits[len(request.prompt_ids) - 1 : -1].argmax(-1).tolist() == completion
         assert len(completion) == TOKENS
 
@@ -69,7 +69,7 @@ def test_greedy_tokens_equal_pytorch_under_pressure(export, model):
 STARTS = [[(7 * place + 3 * number) % 80 + 3 for place in range(40)] for number in range(2)]
 REQUEST = st.fixed_dictionaries(
     {
-        "arrival": st.integers(0, 20),  # the step before which it arrives
+        "arrival": st.integers(0, 20),  # the step before which the request arrives
         "prompt": st.builds(
             lambda start, cut, end: [*STARTS[start][:cut], *end],
             st.integers(0, 1),
@@ -126,7 +126,7 @@ def test_greedy_tokens_equal_hugging_face_under_any_schedule(architecture, expor
             with torch.no_grad():
                 logits = model(torch.tensor([[*request["prompt"], *tokens]])).logits[0, len(request["prompt"]) - 1 : -1]
             chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-            # The most likely token everywhere; rounding may decide between two that are as likely.
+            # The tokens are the most likely ones everywhere, but rounding may decide between two equally likely tokens.
             assert (logits.max(1).values - chosen).max() <= 1e-4 * logits.abs().max()
 
     check()

@@ -1,4 +1,4 @@
-"""A server image holds neither torch nor transformers nor Ray, so serving must not import them."""
+"""Serving imports neither torch nor transformers nor Ray, because a server's image has none of them."""
 
 import subprocess
 import sys

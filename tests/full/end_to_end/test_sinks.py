@@ -18,7 +18,7 @@ SINKS = (-5.0, -1.0, 0.0, 1.0, 3.0, 8.0)
 
 @pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory):
-    """A model in the manner of gpt-oss, with sinks of very different sizes, and its checkpoint."""
+    """Return a model like gpt-oss, with sinks of very different sizes, and its checkpoint."""
     model = tiny("gpt_oss")
     with torch.no_grad():
         for number, layer in enumerate(model.model.layers):
@@ -27,7 +27,7 @@ def gpt_oss(tmp_path_factory):
 
 
 def masses(model, tokens):
-    """What the weights of every token's keys lack to 1, [layers, q_heads, tokens]."""
+    """Return 1 minus the sum of the weights of every token's keys, [layers, q_heads, tokens]."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(torch.tensor([tokens]), output_attentions=True).attentions
@@ -35,7 +35,7 @@ def masses(model, tokens):
 
 
 def post(server, body):
-    """The first choice of an OpenAI completion."""
+    """Return the first choice of an OpenAI completion."""
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://{server.http}/v1/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -43,7 +43,7 @@ def post(server, body):
 
 
 def live(server, tokens):
-    """The page's attention once it has so many tokens; it may lack those of the last second."""
+    """Return the page's attention once it counts `tokens` tokens, which it may do up to a second late."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://{server.http}/live", timeout=10) as response:
@@ -64,18 +64,18 @@ def test_the_mass_equals_that_of_transformers(export, gpt_oss):
         body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "attention_stats": True}
         choice = post(server, body)
         page = live(server, 2 * (len(PROMPT) + 7))
-    tokens = [*PROMPT, *completion.token_ids[:-1]]  # nothing attends from the last one
+    tokens = [*PROMPT, *completion.token_ids[:-1]]  # the last token is never computed, so it attends to nothing
     expected = masses(model, tokens).mean(-1)
     assert expected.min() < 0.05 and expected.max() > 0.9
 
     np.testing.assert_allclose(completion.attention.sink_mass, expected, atol=1e-5)
-    # The same prompt again, less what the prefix cache has of it: too short here for a block.
+    # The same prompt was sent again. It is too short to fill a block, so the prefix cache has nothing of it.
     of_http = choice["attention_stats"]["layers"]
     np.testing.assert_allclose([layer["sink_mass"] for layer in of_http], expected, atol=1e-5)
     found = {
-        (int(one.labels["layer"]), int(one.labels["head"])): one.value
-        for one in samples
-        if one.name == "sharp_attention_sink_mass"
+        (int(sample.labels["layer"]), int(sample.labels["head"])): sample.value
+        for sample in samples
+        if sample.name == "sharp_attention_sink_mass"
     }
     assert len(found) == expected.size
     for place, value in found.items():
@@ -89,4 +89,4 @@ def test_a_model_without_sinks_has_no_such_series(export, tmp_path):
         with Client(server.grpc) as client:
             completion = client.generate(PROMPT, SamplingParams(max_tokens=2), attention=True)
         assert completion.attention.sink_mass is None
-        assert not [one for one in server.samples() if one.name == "sharp_attention_sink_mass"]
+        assert not [sample for sample in server.samples() if sample.name == "sharp_attention_sink_mass"]

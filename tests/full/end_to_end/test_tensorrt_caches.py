@@ -1,14 +1,14 @@
-"""Auxiliary cache tensors from the export to the TensorRT backend; a fake TensorRT computes with our CPU kernels."""
+"""Auxiliary cache tensors reach the TensorRT backend from the export; a fake TensorRT computes with our CPU kernels."""
 
 import onnx
 import pytest
 from click.testing import CliRunner
 
+from sharp.core.checksums import update_sums
+from sharp.core.manifest import read_manifest
 from sharp.exporter.cli import export
 from sharp.exporter.graph.key_screens import leave_out_key_screens
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.checksums import update_sums
-from sharp.plugins.manifest import read_manifest
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig, EngineConfig
@@ -35,7 +35,7 @@ def test_auxiliary_cache_tensors_are_kept_on_the_device(tmp_path, monkeypatch, n
     result = CliRunner().invoke(export, arguments)
     assert result.exit_code == 0, result.output
     model = onnx.load(folder / "model.onnx")
-    onnx.save(model, folder / "model.onnx")  # the fake's engine is this file, and has the weights in it
+    onnx.save(model, folder / "model.onnx")  # the fake's engine is this file, so the file must contain the weights
     update_sums(folder, (folder / "model.onnx",))
     machine = FakeMachine()
     machine.install(monkeypatch)
@@ -43,7 +43,7 @@ def test_auxiliary_cache_tensors_are_kept_on_the_device(tmp_path, monkeypatch, n
 
     def completions(name):
         llm = LLM(folder, backend=BackendConfig(name=name), engine=ENGINE)
-        return [one.token_ids for one in llm.generate(PROMPTS, PARAMS)]
+        return [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
 
     assert completions("tensorrt") == completions("onnxruntime")
     for name in ("key_cache", "value_cache", *tensors):
@@ -67,6 +67,6 @@ def test_an_engine_of_before_has_no_screens(tmp_path, monkeypatch):
     machine.install(monkeypatch)
     write_engine(folder, machine, block=16)
     llm = LLM(folder, backend=BackendConfig(name="tensorrt"), engine=ENGINE)
-    assert all(len(one.token_ids) == 20 for one in llm.generate(PROMPTS, PARAMS))
+    assert all(len(completion.token_ids) == 20 for completion in llm.generate(PROMPTS, PARAMS))
     assert not load_backend(folder, read_manifest(folder), BackendConfig(name="tensorrt")).screened
     assert "key_screen.0" not in machine.addresses

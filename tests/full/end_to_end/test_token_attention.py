@@ -1,7 +1,9 @@
-"""The weights on single tokens are those of transformers and PyTorch, and agree with what the server counts."""
+"""The attention weights of single tokens agree with transformers, with PyTorch, and with the server's statistics."""
 
 import json
 import math
+import os
+import shutil
 import socket
 import threading
 import time
@@ -15,13 +17,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sharp.core.cli import main
+from sharp.core.manifest import read_manifest
 from sharp.exporter.inspection.attention_nodes import attention_nodes as nodes_of_onnx
 from sharp.models.attention import EagerAttention
 from sharp.models.checkpoint import save_checkpoint
-from sharp.plugins.cli import main
-from sharp.plugins.graph_attention import attention_nodes
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.ops.schema import PAGED_ATTENTION
+from sharp.plugins.op.graph_attention import attention_nodes
+from sharp.plugins.op.schema import PAGED_ATTENTION
+from sharp.serving.api.errors import EngineError
 from sharp.serving.backends import attention_rows
 from sharp.serving.backends.attention_rows import AttentionReader
 from sharp.serving.config import BackendConfig
@@ -41,7 +44,7 @@ def reader_of(folder: Path) -> AttentionReader:
 
 
 def matrices(reader: AttentionReader, layers: int, heads: int, tokens: list[int]):
-    """The weights of every layer and head [queries, keys], the sinks' share [queries], and the entropies [queries]."""
+    """Yield each layer's and head's weights [queries, keys], sink's shares [queries], and entropies [queries]."""
     for layer in range(layers):
         for head in range(heads):
             weights, sinks, entropies = np.zeros((len(tokens), len(tokens))), [], []
@@ -55,7 +58,7 @@ def matrices(reader: AttentionReader, layers: int, heads: int, tokens: list[int]
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
 def test_weights_are_those_of_transformers(export, tmp_path, monkeypatch, architecture):
-    """With grouped heads, windows, soft caps and sinks; over several chunks."""
+    """Weights agree with transformers' for grouped heads, windows, soft caps and sinks, over several chunks."""
     monkeypatch.setattr(attention_rows, "CHUNK", 16)
     model = tiny(architecture)
     folder = export(save(model, tmp_path / architecture), "softmax")
@@ -79,7 +82,7 @@ def test_weights_are_those_of_transformers(export, tmp_path, monkeypatch, archit
 
 @pytest.fixture(scope="module")
 def tiny_folders(tmp_path_factory):
-    """The model folder of a tiny model of Sharp's own and the model, by norm."""
+    """Return a function that makes a tiny model with a norm, and returns its model folder and the model."""
 
     def make(norm: str, *options: str, positions: str = "rope"):
         folder = tmp_path_factory.mktemp(norm)
@@ -146,6 +149,24 @@ def test_a_longer_and_a_changed_sequence_are_read_from_where_they_differ(tiny_fo
     assert computed == [0, 16, 16, 32, 48, 64, 32, 32, 48]
 
 
+def test_weights_that_changed_after_the_export_are_never_computed_with(tiny_folders, tmp_path):
+    """Once an overwritten file gave other weights, and a truncated one ended the process."""
+    source, _ = tiny_folders("ssa")
+    folder = Path(shutil.copytree(source, tmp_path / "model"))
+    data = folder / "model.onnx.data"
+    expected = reader_of(folder).row(TOKENS, 1, 3, 20).weights
+    reader = AttentionReader(folder, read_manifest(folder), threads=1, copy=True)
+    with data.open("r+b") as file:
+        file.write(bytes(data.stat().st_size))
+    np.testing.assert_array_equal(reader.row(TOKENS, 1, 3, 20).weights, expected)
+    for length, message in ((data.stat().st_size, "the model/model.onnx.data has changed"), (10, "has 10 bytes")):
+        os.truncate(data, length)
+        process = AttentionProcess(folder, threads=1)
+        with pytest.raises(EngineError, match=message):
+            process.row(TOKENS, 1, 3, 20)
+        process.close()
+
+
 def post(server, path, body, token=None):
     headers = {"Content-Type": "application/json", **({} if token is None else {"Authorization": f"Bearer {token}"})}
     request = urllib.request.Request(f"http://{server.http}{path}", json.dumps(body).encode(), headers)
@@ -153,7 +174,9 @@ def post(server, path, body, token=None):
         return response.read().decode()
 
 
-FORMS = {  # tolerances: three digits are sent; small caches are rounded in another order, as the prompt was one step
+# tolerances, because only three digits are sent, and because quantized caches are rounded in another order when the
+# prompt is computed in one step
+FORMS = {
     "--kv-dtype float32": 6e-4,
     "--kv-dtype bfloat16": 1e-3,
     "--kv-dtype int8": 2e-3,
@@ -175,7 +198,7 @@ def test_the_entropy_of_the_shown_weights_is_the_one_that_the_server_counts(tiny
         chunks = [json.loads(line[6:])["choices"] for line in lines if line.startswith("data: {")]
         choices = [choice for of_chunk in chunks for choice in of_chunk]
         tokens = [
-            one for choice in choices for name in ("prompt_token_ids", "token_ids") for one in choice.get(name, [])
+            token for choice in choices for name in ("prompt_token_ids", "token_ids") for token in choice.get(name, [])
         ]
         compared = 0
         for choice in choices:
@@ -236,7 +259,7 @@ def test_who_hangs_up_waits_no_longer(tiny_folders, start_server, monkeypatch):
     request = b"POST /attention HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
     def outcome(seconds):
-        """The first line of a response, or nothing while it is waited for; then the client hangs up."""
+        """Return the first line of a response, or b"" if the client hangs up before the response begins."""
         with socket.create_connection((host, int(port)), timeout=seconds) as connection:
             connection.sendall(request)
             try:

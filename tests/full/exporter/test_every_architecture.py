@@ -1,4 +1,4 @@
-"""Every Hugging Face architecture in every form: what the folder says is what transformers says, token for token."""
+"""Hugging Face's architectures in every form of cache: a model folder has the logits that transformers has."""
 
 import os
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from sharp.core.manifest import read_manifest
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES
 from sharp.exporter.forms.uncached.session import UncachedSession
-from sharp.plugins.manifest import read_manifest
 from tests.exporter import support_table
 from tests.exporter.greedy import NEW_TOKENS, check_greedy_tokens, export
 from tests.exporter.tiny_hugging_face import save, tiny
@@ -18,7 +18,7 @@ ENCODERS = [name for name, architecture in ARCHITECTURES.items() if architecture
 SEEN: support_table.Seen = {}
 
 
-@pytest.mark.parametrize(("name", "cache"), [one for one in sorted(support_table.expected()) if one[0] in DECODERS])
+@pytest.mark.parametrize(("name", "cache"), [pair for pair in sorted(support_table.expected()) if pair[0] in DECODERS])
 def test_greedy_tokens_equal_transformers(sharp_export, tmp_path, name, cache):
     manifest = check_greedy_tokens(sharp_export, tmp_path, name, cache)
     assert manifest.positions == ARCHITECTURES[name].positions

@@ -1,4 +1,4 @@
-"""`python -m tests.full.faults --output FILE`: many faults of every kind, and what was lost by them."""
+"""`python -m tests.full.faults --output FILE` injects many faults of every kind and reports lost requests."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.result_file import header, write
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.backends import load_backend
 from sharp.serving.config import BackendConfig
 from sharp.serving.text.tokenizer import Tokenizer
@@ -27,14 +27,14 @@ CALLS = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89)
 
 
 def main() -> int:
-    """Inject the faults; the exit code is 1 if an invariant broke."""
+    """Inject the faults, and return the exit code, 1 if an invariant broke."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loads", type=int, default=20, help="random loads for every kind and call [default: 20]")
     parser.add_argument("--times", type=int, default=12, help="faults of each kind of a server's; half of others [12]")
     parser.add_argument("--overload", type=float, default=120.0, help="seconds of ten times its capacity [120]")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # every fault is logged with its traceback
+    logging.disable(logging.CRITICAL)  # because every fault is logged with its traceback
     began, half = time.monotonic(), (arguments.times + 1) // 2
     reached: Counter[str] = Counter()
     broken: list[str] = []
@@ -50,7 +50,7 @@ def main() -> int:
         broken += wrong
     with tempfile.TemporaryDirectory() as folder:
         overloaded = overload(Path(folder), arguments.overload)
-    broken += [f"overload: {one}" for one in overloaded.pop("broken")]
+    broken += [f"overload: {sentence}" for sentence in overloaded.pop("broken")]
     figures = {
         **header("faults"),
         "command": f"python -m tests.full.faults --loads {arguments.loads} --times {arguments.times} "
@@ -71,7 +71,10 @@ def main() -> int:
 
 
 def in_an_engine(folder: Path, loads: int) -> tuple[Counter[str], list[str]]:
-    """Faults at calls of functions inside an engine with random loads."""
+    """Let calls of functions fail inside an engine with random loads, and return the faults that were reached.
+
+    The second value lists the invariants that did not hold.
+    """
     reached: Counter[str] = Counter()
     broken = []
     hashing = write_folder(folder / "hashing", hashing=1)
@@ -90,7 +93,7 @@ def in_an_engine(folder: Path, loads: int) -> tuple[Counter[str], list[str]]:
 
 
 def say(text: str) -> None:
-    """How far it is."""
+    """Report progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Runs commands, each in a fork of this process, which has imported what they need, and harms them as it is told.
+"""A process that runs commands, each in a fork with a fault, so that imports happen once.
 
-Requests are lines of JSON on stdin: `command`, `arguments`, `root` (the folder that it writes to) and a `fault`; the
-replies on stdout have its exit code and what it printed.
+A request is a line of JSON on stdin: `command`, `arguments`, `root` (the folder that the command writes to) and
+`fault`. A reply on stdout has the exit code and the output of the command.
 """
 
 import ctypes
@@ -30,13 +30,13 @@ from sharp.models import train
 
 COMMANDS: dict[str, click.Command] = {"export": export, "adapt": adapt, "train": train.main}
 SECONDS = 120.0
-NEW_MOUNTS, PRIVATE, RECURSIVE, READ_ONLY = 0x20000, 1 << 18, 1 << 14, 1  # of sched.h and mount.h
+NEW_MOUNTS, PRIVATE, RECURSIVE, READ_ONLY = 0x20000, 1 << 18, 1 << 14, 1  # constants of sched.h and mount.h
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.truncate", "os.link")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def main() -> None:
-    """Reply until stdin ends."""
+    """Run the requested commands until stdin ends."""
     torch.set_num_threads(1)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def run(command: str, arguments: list[str], root: str, fault: dict[str, Any]) -> dict[str, Any]:
-    """Exit code (negative: the signal) and output of a command."""
+    """Run a command, and return its exit code (a signal's as a negative number) and its output."""
     with tempfile.TemporaryFile() as output:
         began, child = time.monotonic(), os.fork()
         if not child:
@@ -71,7 +71,7 @@ def _inside(command: str, arguments: list[str], root: str, fault: dict[str, Any]
         else:
             _harm(root, fault)
             code = _call(command, arguments)
-    except BaseException as error:  # a fork must not go on as its parent
+    except BaseException as error:  # a fork must not go on as a second host
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     finally:
         sys.stdout.flush()
@@ -80,7 +80,10 @@ def _inside(command: str, arguments: list[str], root: str, fault: dict[str, Any]
 
 
 def _call(command: str, arguments: list[str]) -> Any:
-    """The command's exit code. Its state is saved at every step, so that there is something to resume."""
+    """Run the command, and return its exit code.
+
+    Training saves its state every other step, so that a run after a fault has something to resume.
+    """
     training.SAVE_SECONDS = 0.0
     made = train.make_settings
     train.make_settings = lambda *given: replace(made(*given), save_every=2)  # type: ignore[attr-defined]
@@ -92,7 +95,10 @@ def _call(command: str, arguments: list[str]) -> Any:
 
 
 def _on_a_disk(command: str, arguments: list[str], root: str, fault: dict[str, Any]) -> Any:
-    """Run the command with a disk at `root` that has so many bytes free, or is read-only; then `root` has its files."""
+    """Run the command with a new disk at `root`, and then move the disk's files to `root` itself.
+
+    The disk has `fault["disk"]` bytes free, or is read-only if that is 0.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(status: int) -> None:
@@ -103,11 +109,11 @@ def _on_a_disk(command: str, arguments: list[str], root: str, fault: dict[str, A
     shutil.copytree(root, kept, dirs_exist_ok=True)
     check(libc.unshare(NEW_MOUNTS))
     check(libc.mount(b"none", b"/", None, PRIVATE | RECURSIVE, None))
-    used = sum(one.stat().st_size + 4096 for one in kept.rglob("*"))
+    used = sum(file.stat().st_size + 4096 for file in kept.rglob("*"))
     check(libc.mount(b"none", root.encode(), b"tmpfs", 0, f"size={used + (fault['disk'] or 2**24)}".encode()))
     shutil.copytree(kept, root, dirs_exist_ok=True)
     if not fault["disk"]:
-        check(libc.mount(b"none", root.encode(), None, READ_ONLY | 32, None))  # 32: mounted anew
+        check(libc.mount(b"none", root.encode(), None, READ_ONLY | 32, None))  # 32: mount the disk again
     child = os.fork()
     if not child:
         code = 3
@@ -120,7 +126,7 @@ def _on_a_disk(command: str, arguments: list[str], root: str, fault: dict[str, A
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     shutil.rmtree(kept)
     shutil.copytree(root, kept)
-    check(libc.umount2(root.encode(), 2))  # 2: even if something is open there
+    check(libc.umount2(root.encode(), 2))  # 2: even if a file is open on the disk
     shutil.rmtree(root)
     kept.rename(root)
     return status

@@ -1,4 +1,4 @@
-"""Faults of the commands that write: killed at any moment, and a disk that is full, read-only, slow or fails once."""
+"""Faults of commands that write: a kill at any moment, and a disk that is full, read-only, slow or fails once."""
 
 import errno
 import hashlib
@@ -18,25 +18,25 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
 from sharp import LLM, SamplingParams
+from sharp.core.checksums import damaged_files
 from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.models.checkpoint import read_checkpoint, save_checkpoint
-from sharp.plugins.checksums import damaged_files
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import tiny
 
 TEXT = "".join(f"{number} green bottles hang on the wall, number {number * 7}.\n\n" for number in range(1500))
 SIZES = "--layers 1 --heads 2 --hidden-size 16 --lengths 2-6 --batch 8 --steps 12 --set symbols=5 --threads 1"
-CHANGES = {"export": 14, "adapt": 24, "train": 60}  # that a whole run makes to its files
-BYTES = {"export": 210_000, "adapt": 430_000, "train": 860_000}  # that it writes
-SECONDS = {"export": 5.0, "adapt": 4.0, "train": 2.5}  # about what it takes
+CHANGES = {"export": 14, "adapt": 24, "train": 60}  # changes that a whole run makes to its files
+BYTES = {"export": 210_000, "adapt": 430_000, "train": 860_000}  # bytes that a whole run writes
+SECONDS = {"export": 5.0, "adapt": 4.0, "train": 2.5}  # rough duration of a whole run
 
 
-NOT_MOUNTED = "no disk can be mounted"  # what the host says
+NOT_MOUNTED = "no disk can be mounted"  # output of the host without the right to mount
 
 
 @dataclass
 class Done:
-    """Exit code (negative: the signal), output and seconds of a command."""
+    """The exit code (a signal's as a negative number), the output and the seconds of a command."""
 
     code: int
     output: str
@@ -44,7 +44,7 @@ class Done:
 
 
 class Commands:
-    """The commands with their inputs in `folder`, and a process that forks for each run of one."""
+    """The commands, with their inputs in `folder`, and a process that forks for each run of a command."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -59,7 +59,7 @@ class Commands:
         tiny("llama", vocab_size=300).save_pretrained(self._inputs / "teacher")
         PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(self._inputs / "teacher")
         (self._inputs / "bottles.txt").write_text(TEXT)
-        self.right = {}  # what an unharmed run of each writes
+        self.right = {}  # result of each command without a fault
         for name in CHANGES:
             self.clear()
             done = self.run(name, {})
@@ -67,7 +67,7 @@ class Commands:
             self.right[name] = self.check(name)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Empty the folder that the commands write to."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
 
@@ -88,10 +88,10 @@ class Commands:
         return Done(**json.loads(self._process.stdout.readline()))
 
     def check(self, name: str) -> str:
-        """Check that what a command has written can be used; a hash of the weights.
+        """Check that the result of a command can be used, and return a hash of its weights.
 
         Raises:
-            Exception: it cannot.
+            Exception: The result cannot be used.
         """
         output = self.root / "out"
         if name == "train":
@@ -110,29 +110,29 @@ class Commands:
         return hashlib.sha256((output / "model.onnx.data").read_bytes()).hexdigest()
 
     def exists(self, name: str) -> bool:
-        """Whether there is something that a user takes for a result."""
+        """Whether there is a file or folder that a user takes for a result."""
         return (self.root / ("out.safetensors" if name == "train" else "out")).exists()
 
     def left(self) -> list[str]:
-        """Names of files that are neither results nor states."""
-        names = [str(one.relative_to(self.root)) for one in self.root.rglob("*") if one.is_file()]
-        return [one for one in names if "partial" in one]
+        """Return the names of files that are neither results nor states."""
+        names = [str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file()]
+        return [name for name in names if "partial" in name]
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that forks for runs."""
         self._process.kill()
         self._process.wait()
 
 
 def killed(rng: random.Random, name: str) -> dict[str, Any]:
-    """At some moment, in half of the cases of writing."""
+    """Return a fault that kills a run at some moment, in half of the cases at a change of a file."""
     if rng.random() < 0.5:
         return {"change": rng.randint(1, CHANGES[name])}
     return {"kill_after": rng.uniform(0.0, SECONDS[name])}
 
 
 def fails_once(number: int) -> Callable[[random.Random, str], dict[str, Any]]:
-    """An error at some change of a file, and none later."""
+    """Return a maker of faults: one change of a file fails with the error `number`, and no later change fails."""
     return lambda rng, name: {"change": rng.randint(1, CHANGES[name]), "errno": number}
 
 
@@ -154,20 +154,20 @@ FAULTS = [f"sharp {command}: {kind}" for command in CHANGES for kind in KINDS]
 
 
 def check_command_fault(commands: Commands, fault: str, seed: int) -> bool:
-    """Harm a run of a command on what the runs before it have left; whether it was hit.
+    """Harm a run of a command on the files that earlier runs have left, and return whether the fault happened.
 
     Raises:
-        AssertionError: an invariant does not hold.
+        AssertionError: An invariant does not hold.
     """
     name, kind = fault.removeprefix("sharp ").split(": ", 1)
     harm = KINDS[kind](random.Random(f"{fault} {seed}"), name)
     done = commands.run(name, harm)
-    if done.code == 0:  # all was written before it, or the disk was slow
+    if done.code == 0:  # the fault came after all was written, or the disk was slow
         assert commands.check(name) == commands.right[name], f"{harm}: other weights"
         hit = kind == "a slow disk"
         commands.clear()
         return hit
-    if NOT_MOUNTED in done.output:  # only root may
+    if NOT_MOUNTED in done.output:  # only root may mount a disk
         return False
     if kind == "kill -9":
         assert done.code == -9, f"{harm}: {done}"
@@ -179,13 +179,13 @@ def check_command_fault(commands: Commands, fault: str, seed: int) -> bool:
 
 
 def check_next_run(commands: Commands, fault: str) -> None:
-    """A run on what faults have left is as one that nothing was in the way of.
+    """Check that a run on the files that faults have left has the result of a run in an empty folder.
 
     Raises:
-        AssertionError: an invariant does not hold.
+        AssertionError: An invariant does not hold.
     """
     name = fault.removeprefix("sharp ").split(": ", 1)[0]
-    if commands.exists(name) and name != "train":  # complete, as was checked
+    if commands.exists(name) and name != "train":  # the complete result was already checked
         commands.clear()
     done = commands.run(name, {})
     assert done.code == 0, done.output
@@ -196,7 +196,7 @@ def check_next_run(commands: Commands, fault: str) -> None:
 
 @contextmanager
 def commands_in(folder: Path) -> Iterator[Commands]:
-    """The commands, with inputs in `folder`."""
+    """Yield the commands, with inputs in `folder`."""
     commands = Commands(folder)
     try:
         yield commands
@@ -207,7 +207,10 @@ def commands_in(folder: Path) -> Iterator[Commands]:
 def run_command_faults(
     folder: Path, names: list[str], times: int, report: Callable[[str], None]
 ) -> tuple[Counter[str], list[str]]:
-    """So many of each; how many there were, and what broke. What a fault leaves is there when the next one comes."""
+    """Inject `times` faults of each name; return how many happened, by name, and which invariants broke.
+
+    The files that a fault leaves are there when the next fault comes.
+    """
     counts: Counter[str] = Counter()
     broken: list[str] = []
     with commands_in(folder) as commands:

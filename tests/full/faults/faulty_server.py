@@ -1,7 +1,7 @@
-"""A server whose engine does on request what a broken machine would: the program that the tests of faults start.
+"""A server whose engine fails on request as on a broken machine: the program that the tests of faults start.
 
-A file that appears under the name in FAULT_FILE says what happens and at which step from then on: "NaN 3". SIGUSR1
-puts the clock an hour forward and SIGUSR2 two hours back.
+The content of the file FAULT_FILE says which fault happens, and how many steps later: "NaN 3". The signal SIGUSR1 puts
+the clock an hour forward, and SIGUSR2 two hours back.
 """
 
 import os
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from sharp.plugins.cli import serve_main
+from sharp.core.cli import serve_main
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.engine import guide_trial
 from sharp.serving.text import template_process
 
 FAULT_FILE = Path(os.environ["FAULT_FILE"])
-STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.002"))  # or a fault would hardly ever find a request
-WORKER_SECONDS = 1.0  # and a second more, until a worker that is stopped is given up
+STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.002"))  # without it requests end before a fault finds them
+WORKER_SECONDS = 1.0  # the server waits a second more for a stopped worker
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def act(name: str, output: Any) -> Any:
-    """What a step gives instead."""
+    """Return or raise the outcome that the fault gives to a step."""
     if name == "raises":
         raise RuntimeError("a kernel failed")
     if name == "no memory":

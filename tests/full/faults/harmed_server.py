@@ -1,4 +1,4 @@
-"""A server that can be harmed, honest clients of it, and what has to hold when nothing runs."""
+"""A server that can be harmed, honest clients of the server, and invariants that hold when nothing runs."""
 
 import contextlib
 import http.client
@@ -27,17 +27,17 @@ from tests.serving.grpc_client import Client
 from tests.serving.processes import ServerProcess, server_process
 
 PROGRAM = (sys.executable, "-m", "tests.full.faults.faulty_server")
-GRACE, STALL, EXIT = 1.0, 3.0, 5.0  # seconds; the process may take `EXIT` more than `GRACE`
+GRACE, STALL, EXIT = 1.0, 3.0, 5.0  # seconds; the process may take GRACE + EXIT to end
 OPTIONS = ("--threads", 1, "--no-kernels", "--cache-tokens", 2048, "--max-sequences", 16)
 TIMES = ("--grace-seconds", GRACE, "--stall-seconds", STALL)
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 CLIENTS, TOKENS = 4, 30  # honest clients, half of them of each protocol
-ANSWER_SECONDS = 1.0  # of health
-WAIT_SECONDS = 30.0  # of a client, and for what has to become right again
+ANSWER_SECONDS = 1.0  # limit of a response of /health
+WAIT_SECONDS = 30.0  # limit of a client's request, and of waiting for a condition
 
 
 class Server:
-    """A faulty server: its addresses as the clients of the tests want them, and how it is harmed."""
+    """A faulty server, with its addresses as the tests' clients need them, and the ways to harm it."""
 
     def __init__(self, running: ServerProcess, fault_file: Path) -> None:
         self.running, self.fault_file = running, fault_file
@@ -45,36 +45,38 @@ class Server:
         self.pid = running.process.pid
 
     def worker(self, name: str) -> int:
-        """The process of chat templates (`template`) or of schemas (`guide`)."""
-        found = [one for one in processes(self.pid) if f"{name}_worker.py" in command_line(one)]
+        """Return the id of the process of chat templates (`template`) or of schemas (`guide`)."""
+        found = [process for process in processes(self.pid) if f"{name}_worker.py" in command_line(process)]
         assert found, f"no process of {name}s runs"
         return found[0]
 
     def at_step(self, name: str, steps: int) -> None:
-        """Let the backend fail so many steps from now on, and wait until it does."""
+        """Let the backend fail `steps` steps from now on, and wait until the fault is set."""
         written = self.fault_file.with_suffix(".new")
         written.write_text(f"{name} {steps}")
         written.replace(self.fault_file)
         until(lambda: not self.fault_file.exists())
 
     def metrics(self) -> Counter[str]:
-        """Values by name, of requests by the reason of their end."""
+        """Return the values of /metrics by name; the counts of requests also have the reason of their end."""
         with urllib.request.urlopen(f"http://{self.http_address}/metrics", timeout=10) as response:
             families = list(text_string_to_metric_families(response.read().decode()))
         samples = [sample for family in families for sample in family.samples]
-        return Counter({f"{one.name} {one.labels.get('finish_reason', '')}".strip(): one.value for one in samples})
+        return Counter(
+            {f"{sample.name} {sample.labels.get('finish_reason', '')}".strip(): sample.value for sample in samples}
+        )
 
     def health(self) -> int:
-        """The status of /health, which comes within a second."""
+        """Return the status of /health, which must come within a second."""
         began = time.monotonic()
         status = get(self, "/health")
         took = time.monotonic() - began
-        assert took < ANSWER_SECONDS + 1, f"/health took {took:.1f} s"  # a second of its own, and this machine's
+        assert took < ANSWER_SECONDS + 1, f"/health took {took:.1f} s"  # a second of slack for a busy machine
         return status
 
 
 def make_model(folder: Path) -> Path:
-    """The hashing model, with a chat template."""
+    """Write the hashing model with a chat template, if `folder` lacks it, and return its folder."""
     model = folder / "hashing"
     if not model.exists():
         write_folder(model, hashing=1)
@@ -84,7 +86,7 @@ def make_model(folder: Path) -> Path:
 
 @contextmanager
 def faulty_server(folder: Path, *options: object, step_seconds: float = 0.002) -> Iterator[Server]:
-    """A server of the hashing model, with a chat template."""
+    """Yield a faulty server of the hashing model, with a chat template."""
     model = make_model(folder)
     fault_file = folder / "fault"
     environment = {**os.environ, "FAULT_FILE": str(fault_file), "STEP_SECONDS": str(step_seconds)}
@@ -94,7 +96,10 @@ def faulty_server(folder: Path, *options: object, step_seconds: float = 0.002) -
 
 @dataclass
 class Honest:
-    """What honest clients got while the block ran: requests that were right, and the errors of others."""
+    """Honest clients that send requests while the block runs; counts right responses and keeps the errors.
+
+    `wrong` has the responses that were wrong, and `errors` the requests that failed.
+    """
 
     server: Server
     right: int = 0
@@ -111,8 +116,8 @@ class Honest:
         self._stop.set()
         done, waiting = wait(self._clients, 2 * WAIT_SECONDS)
         self._pool.shutdown(wait=not waiting)
-        if error[0] is None:  # else that one says more
-            assert not waiting, f"clients {[self._clients.index(one) for one in waiting]} wait for ever"
+        if error[0] is None:  # otherwise the block's own error says more
+            assert not waiting, f"clients {[self._clients.index(client) for client in waiting]} wait for ever"
             for client in done:
                 client.result()
 
@@ -127,33 +132,37 @@ class Honest:
                 self._stop.wait(0.01)
                 continue
             right = greedy_hashing(prompt, TOKENS)
-            if found == right[: len(found)] and len(found) >= len(right) - 1:  # EOS is not always shown
+            if found == right[: len(found)] and len(found) >= len(right) - 1:  # a final EOS is not always shown
                 self.right += 1
             else:
                 self.wrong.append(f"{prompt}: {found} is not {right}")
 
 
 def of_grpc(server: Server, prompt: list[int]) -> list[int]:
-    """The tokens of a request over gRPC."""
-    # With retries gRPC may lose a call while a server closes, beyond its deadline: github.com/grpc/grpc/issues/41036.
+    """Return the tokens of a request over gRPC."""
+    # With retries gRPC may lose a call beyond its deadline while a server closes: github.com/grpc/grpc/issues/41036.
     client = Client(server.grpc_address, [("grpc.enable_retries", 0)])
     with client.channel:
         parts = list(client.stream(token_ids={"ids": prompt}, max_tokens=TOKENS, timeout=WAIT_SECONDS))
     assert parts[-1].HasField("finished"), "a stream ended without its end"
-    if parts[-1].finished.reason not in (1, 2):  # neither stopped nor at its length
+    if parts[-1].finished.reason not in (1, 2):  # neither at a stop nor at the length limit
         raise OSError(f"it ended with reason {parts[-1].finished.reason}")
     return [token for part in parts if part.HasField("delta") for token in part.delta.token_ids]
 
 
 def of_http(server: Server, prompt: list[int]) -> list[int]:
-    """The tokens of a request over HTTP."""
+    """Return the tokens of a request over HTTP."""
     fields = {"max_tokens": TOKENS, "temperature": 0, "logprobs": 0, "return_tokens_as_token_ids": True}
     choice = post(server, "/v1/completions", {"prompt": prompt, **fields})["choices"][0]
     return [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
 
 
 def post(server: Server, path: str, body: dict, timeout: float = WAIT_SECONDS) -> dict:
-    """A response of JSON; an error is a `urllib.error.HTTPError`, which is an OSError."""
+    """Post JSON, and return the JSON of the response.
+
+    Raises:
+        urllib.error.HTTPError: The server refuses the request. The error is an OSError.
+    """
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://{server.http_address}{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout) as response:
@@ -161,7 +170,7 @@ def post(server: Server, path: str, body: dict, timeout: float = WAIT_SECONDS) -
 
 
 def get(server: Server, path: str) -> int:
-    """A status."""
+    """Return the status of a GET request."""
     try:
         with urllib.request.urlopen(f"http://{server.http_address}{path}", timeout=WAIT_SECONDS) as response:
             return response.status
@@ -171,10 +180,10 @@ def get(server: Server, path: str) -> int:
 
 
 def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
-    """Wait for it.
+    """Wait until the condition holds.
 
     Raises:
-        AssertionError: it did not come true.
+        AssertionError: The condition does not hold in time.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -183,14 +192,14 @@ def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> Non
 
 
 def command_line(pid: int) -> str:
-    """Of a process; empty if it has ended."""
+    """Return the command line of a process, or "" if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     return ""
 
 
 def check_idle(server: Server) -> None:
-    """Nothing runs, nothing waits, no block is held, and no connection is left but ours."""
+    """Check that no request runs or waits, no block is held, and no connection is left but the check's own."""
     client = Client(server.grpc_address)
     with client.channel:
         until(lambda: client.control.GetLoad(control_pb2.GetLoadRequest()) == control_pb2.GetLoadResponse())
@@ -200,9 +209,9 @@ def check_idle(server: Server) -> None:
 
 
 def chat(server: Server) -> None:
-    """A conversation and a request with a guide are served."""
+    """Check that a conversation and a request with a guide are served."""
     fields = {"max_tokens": 3, "temperature": 0}
     messages = [{"role": "user", "content": "a"}]
     post(server, "/v1/chat/completions", {"messages": messages, **fields})
-    pattern = f"[a-z]{{3}}|{time.monotonic_ns()}"  # one that is not compiled yet
+    pattern = f"[a-z]{{3}}|{time.monotonic_ns()}"  # a pattern that no request has compiled yet
     post(server, "/v1/completions", {"prompt": "a", "guided": {"regex": pattern}, **fields})

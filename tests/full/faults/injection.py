@@ -1,4 +1,4 @@
-"""Faults in an engine that runs a random load, and what has to hold after each of them."""
+"""Faults in an engine that runs a random load, and the invariants that hold after each fault."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from unittest import mock
 
 import numpy as np
 
-from sharp.plugins.manifest import Manifest
+from sharp.core.manifest import Manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import AlreadyExistsError, QueueFullError
 from sharp.serving.api.events import Delta, Event, Failed, Finished
-from sharp.serving.backends import Backend, StepOutput
+from sharp.serving.backends import DecoderBackend, StepOutput
 from sharp.serving.config import EngineConfig
 from sharp.serving.engine import engine as engine_module
 from sharp.serving.engine import step as step_module
@@ -27,7 +27,7 @@ from tests.serving.running_engine import prepared
 CONFIG = EngineConfig(
     max_batch_tokens=9, max_sequences=4, attention_interval=1, speculative_tokens=2, max_waiting_requests=8
 )
-BLOCKS = 12  # of 4 tokens: sequences are preempted
+BLOCKS = 12  # 12 blocks of 4 tokens are so few that sequences are preempted
 MOST_STEPS = 2000
 
 
@@ -36,9 +36,10 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        target: object and name of the function that fails; of `backend`, the engine's own.
-        error: what it raises; None where `output` changes what a step of the backend returns.
-        most_lost: the most requests that may fail of it; None: those of one step.
+        target: The object and the name of the function that fails. The object `backend` is the engine's own.
+        error: The exception that the function raises, or None.
+        output: A function that changes the output of the backend's step, where there is no error.
+        most_lost: The most requests that the fault may fail. None means all requests of one step.
     """
 
     target: tuple[Any, str]
@@ -82,7 +83,7 @@ FAULTS = {
     "a sequence does not start": Fault((Sequence, "start"), MemoryError()),
     "a draft fails": Fault((Sequence, "draft"), MemoryError()),
     "the share-out of tokens fails": Fault((Scheduler, "_shares"), MemoryError()),
-    "a preemption fails": Fault((Scheduler, "_preempt_last"), MemoryError()),
+    "a preemption fails": Fault((Scheduler, "_preempt"), MemoryError()),
     "packing fails": Fault((step_module, "pack"), MemoryError()),
     "sampling fails": Fault((step_module, "sample"), FloatingPointError("a guide broke")),
     "logprobs fail": Fault((step_module, "sampled_logprobs"), MemoryError()),
@@ -98,8 +99,8 @@ FAULTS = {
 
 
 @contextmanager
-def injected(fault: Fault, backend: Backend, call: int) -> Iterator[list[int]]:
-    """Let the function of `fault` fail at its call number `call`; the list counts the calls."""
+def injected(fault: Fault, backend: DecoderBackend, call: int) -> Iterator[list[int]]:
+    """Let the function of `fault` fail at its call number `call`; yield a list with the count of calls."""
     owner, name = fault.target
     owner = backend if owner == "backend" else owner
     original, calls = getattr(owner, name), [0]
@@ -119,13 +120,16 @@ def injected(fault: Fault, backend: Backend, call: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of a seed: when each arrives and is aborted, and what it wants."""
+    """Requests that follow from a seed: their content, and the steps at which each arrives and is aborted."""
 
     requests: tuple[tuple[int, int | None, str, Any], ...]  # step of arrival, step of abortion, id, GenerateRequest
 
     @classmethod
     def random(cls, seed: int) -> "Load":
-        """Prompts that share starts, some aborted, some of three completions, with logprobs and statistics."""
+        """Make prompts with common starts, logprobs and statistics.
+
+        Some requests are aborted, and some have three completions.
+        """
         generator = np.random.default_rng(seed)
         starts = [generator.integers(0, 256, 16).tolist() for _ in range(2)]
         requests = []
@@ -154,7 +158,7 @@ class Load:
 
 @dataclass
 class Outcome:
-    """What became of a load: tokens by request and completion, how each request ended, and what was refused."""
+    """The outcome of a load: tokens by request and completion, the end of each request, and refused requests."""
 
     tokens: dict[tuple[str, int], list[int]]
     ended: dict[str, str]
@@ -162,17 +166,20 @@ class Outcome:
 
 
 def config_of(seed: int) -> EngineConfig:
-    """Every other load runs with asynchronous scheduling, half of them without drafts, as these make it wait."""
+    """Return a setting with asynchronous scheduling for odd seeds, half of these without drafts.
+
+    Drafts make asynchronous scheduling wait.
+    """
     if seed % 2:
         return replace(CONFIG, async_scheduling="on", speculative_tokens=seed % 4 - 1)
     return CONFIG
 
 
-def run(model: tuple[Backend, Manifest, Tokenizer], load: Load, config: EngineConfig = CONFIG) -> Outcome:
-    """Run a load to its end with the invariants checked after every step.
+def run(model: tuple[DecoderBackend, Manifest, Tokenizer], load: Load, config: EngineConfig = CONFIG) -> Outcome:
+    """Run a load to its end, with the invariants checked after every step.
 
     Raises:
-        AssertionError, RuntimeError: an invariant does not hold.
+        AssertionError, RuntimeError: An invariant does not hold.
     """
     backend, manifest, tokenizer = model
     engine = Engine(backend, manifest, tokenizer, BLOCKS, config)
@@ -208,18 +215,18 @@ def run(model: tuple[Backend, Manifest, Tokenizer], load: Load, config: EngineCo
         engine.check_integrity()
         outcome.steps += 1
         assert outcome.steps < MOST_STEPS, "the engine makes no progress"
-    engine.close()  # or a step that nobody waits for would run beside the next engine's, on the same backend
+    engine.close()  # otherwise an unfinished step would run beside the next engine's step, on the same backend
     assert not unfinished, f"{unfinished} never ended"
     assert engine.blocks.free == engine.blocks.blocks, "blocks are lost"
     engine.report()
     return outcome
 
 
-def check_fault(model: tuple[Backend, Manifest, Tokenizer], name: str, seed: int, call: int) -> bool:
-    """Whether the fault was reached in the load of a seed.
+def check_fault(model: tuple[DecoderBackend, Manifest, Tokenizer], name: str, seed: int, call: int) -> bool:
+    """Whether the fault was reached in the load of a seed; checks the requests that the fault did not hit.
 
     Raises:
-        AssertionError, RuntimeError: an invariant does not hold, or a request that was not hit has other tokens.
+        AssertionError, RuntimeError: An invariant does not hold, or a request that was not hit has other tokens.
     """
     fault, load = FAULTS[name], Load.random(seed)
     right = run(model, load)

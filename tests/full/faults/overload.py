@@ -1,4 +1,4 @@
-"""Ten times as many requests as a server can serve: each is served or refused in a bounded time; then it recovers."""
+"""Ten times as many requests as a server can serve: each is served or refused in time, and the server recovers."""
 
 import asyncio
 import json
@@ -18,20 +18,20 @@ from tests.full.faults.harmed_server import ANSWER_SECONDS, Server, check_idle, 
 from tests.serving.conftest import greedy_hashing
 
 RUNNING, WAITING = 4, 16
-STEP_SECONDS = 0.03  # so that the server, and not these clients, is what is too slow
+STEP_SECONDS = 0.03  # so that the server is too slow, and not its clients
 TOKENS = 10
-TIMES = 10  # its capacity
-SLACK = 2.0  # on a machine that does other things, too
+TIMES = 10  # times the server's capacity
+SLACK = 2.0  # factor of every limit, because the machine does other work, too
 RECOVERY_SECONDS = 5.0
 CLIENT_SECONDS = 60.0
 CHANNELS = 8
-REFUSED_STREAM = "RST_STREAM error code 7"  # gRPC's own limit of the streams of a connection; clients try again
+REFUSED_STREAM = "RST_STREAM error code 7"  # gRPC's own limit of streams in a connection, after which clients try again
 MOST_COUNTED = 500
 
 
 @dataclass
 class Tally:
-    """What became of requests: seconds to the first token of served ones, and those that were refused or lost."""
+    """The outcome of requests: seconds to the first token of served requests, and the refused and lost requests."""
 
     first_token: list[float] = field(default_factory=list)
     total: list[float] = field(default_factory=list)
@@ -40,12 +40,12 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     longest_queue: float = 0.0
     health: list[float] = field(default_factory=list)
-    ended: list[float] = field(default_factory=list)  # when requests that were served did
-    before: list[int] = field(default_factory=list)  # of these, how many while one waited for its first token
+    ended: list[float] = field(default_factory=list)  # times at which served requests ended
+    before: list[int] = field(default_factory=list)  # requests that were served while one waited for its first token
 
 
 class Clients:
-    """Clients of both protocols."""
+    """Clients of gRPC and of HTTP."""
 
     def __init__(self, server: Server, channels: list[grpc.aio.Channel], tally: Tally) -> None:
         self._http = server.http_address.split(":")
@@ -53,14 +53,14 @@ class Clients:
         self._tally = tally
 
     async def ask(self, rng: random.Random) -> None:
-        """One request, over either protocol."""
+        """Send one request, over either protocol, and record its outcome."""
         prompt = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
         began = time.monotonic()
         try:
             act = self._grpc if rng.random() < 0.5 else self._of_http
             async with asyncio.timeout(CLIENT_SECONDS):
                 found, first = await act(prompt)
-        except Exception as error:  # whatever it was, the request is lost
+        except Exception as error:  # any error means that the request is lost
             self._tally.wrong.append(f"{type(error).__name__}: {str(error)[:200]}")
             return
         ended = time.monotonic()
@@ -73,7 +73,7 @@ class Clients:
             self._tally.wrong.append(f"{prompt}: {found} is not {right}")
         self._tally.first_token.append(first - began)
         self._tally.total.append(ended - began)
-        self._tally.before.append(sum(began < one < first for one in self._tally.ended[-MOST_COUNTED:]))
+        self._tally.before.append(sum(began < moment < first for moment in self._tally.ended[-MOST_COUNTED:]))
         self._tally.ended.append(ended)
 
     async def _grpc(self, prompt: list[int]) -> tuple[list[int] | None, float]:
@@ -125,7 +125,10 @@ class Clients:
 
 
 def overload(folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
-    """Ten times what a server can do, for so long; what became of it. `broken` says what should not have been."""
+    """Send ten times as many requests as a server can serve, for `seconds`, and return the figures.
+
+    `broken` lists the invariants that did not hold.
+    """
     limits = ("--max-sequences", RUNNING, "--max-waiting-requests", WAITING, "--speculative-tokens", 0)
     with faulty_server(folder, *limits, step_seconds=STEP_SECONDS) as server:
         return asyncio.run(_overload(server, seconds, random.Random(seed)))
@@ -134,7 +137,7 @@ def overload(folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
 async def _overload(server: Server, seconds: float, rng: random.Random) -> dict[str, Any]:
     broken: list[str] = []
     async with AsyncExitStack() as stack:
-        own = [("grpc.use_local_subchannel_pool", 1)]  # or all channels had one connection
+        own = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels would have one connection
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(server.grpc_address, own))
             for _ in range(CHANNELS)
@@ -151,11 +154,11 @@ async def _overload(server: Server, seconds: float, rng: random.Random) -> dict[
                 await asyncio.sleep(began + arrival - time.monotonic())
                 tasks.create_task(clients.ask(rng))
                 sent += 1
-            late = time.monotonic() - began - arrival  # these clients must not be what is too slow
+            late = time.monotonic() - began - arrival  # the clients must not be too slow themselves
             ended = time.monotonic()
         watching.cancel()
         served = len(tally.total)
-        # Whoever is admitted waits for a place, behind as many as may wait; then it runs beside as many as may run.
+        # An admitted request waits behind at most WAITING requests, and then runs beside at most RUNNING requests.
         bound = SLACK * ((WAITING + RUNNING) / min(capacity, served / seconds) + median(usual.total))
         after, recovered = Tally(), math.inf
         while time.monotonic() - ended < 2 * RECOVERY_SECONDS and recovered == math.inf:
@@ -210,12 +213,15 @@ async def _overload(server: Server, seconds: float, rng: random.Random) -> dict[
 
 
 def share(seconds: list[float], part: float = 0.99) -> float:
-    """What this share of them does not exceed: a machine that does other things stands still at times."""
+    """Return the smallest time that only the slowest `1 - part` of the requests exceed.
+
+    The slowest are left out, because a machine with other work stands still at times.
+    """
     return sorted(seconds)[min(len(seconds) - 1, math.ceil(part * len(seconds)))] if seconds else 0.0
 
 
 async def _capacity(server: Server, channels: list[grpc.aio.Channel], rng: random.Random) -> float:
-    """Requests that it serves in a second, with as many open as it runs together."""
+    """Return how many requests per second the server serves with as many open as run together."""
     tally, count = Tally(), 15 * RUNNING
     clients, places = Clients(server, channels, tally), asyncio.Semaphore(RUNNING)
 
@@ -230,7 +236,7 @@ async def _capacity(server: Server, channels: list[grpc.aio.Channel], rng: rando
 
 
 async def _watch(server: Server, tally: Tally, broken: list[str]) -> None:
-    """Health and metrics respond meanwhile."""
+    """Check that health and metrics respond while the server is overloaded."""
     while True:
         await asyncio.sleep(0.5)
         try:

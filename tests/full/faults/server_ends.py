@@ -1,4 +1,4 @@
-"""How a server starts and ends: signals at any moment, without descriptors, memory or disk."""
+"""Starts and ends of a server: signals at any moment, and starts without descriptors, memory or disk."""
 
 import os
 import random
@@ -33,7 +33,10 @@ from tests.serving.processes import SERVE
 
 
 def killed(folder: Path, rng: random.Random) -> None:
-    """kill -9 under load: every client is told, no process is left, and a successor serves on the same ports."""
+    """Kill a server with SIGKILL under load: every client gets an error, and a successor serves on the same ports.
+
+    No process of the killed server is left.
+    """
     with faulty_server(folder) as server:
         chat(server)
         workers = processes(server.pid)[1:]
@@ -43,7 +46,7 @@ def killed(folder: Path, rng: random.Random) -> None:
             server.running.process.wait()
             until(lambda: len(honest.errors) >= CLIENTS)
         assert honest.wrong == []
-        until(lambda: not any("_worker.py" in command_line(one) for one in workers))
+        until(lambda: not any("_worker.py" in command_line(process) for process in workers))
     ports = [
         option
         for option, at in (("--grpc-port", server.grpc_address), ("--http-port", server.http_address))
@@ -54,7 +57,7 @@ def killed(folder: Path, rng: random.Random) -> None:
 
 
 def told_to_end(folder: Path, rng: random.Random) -> None:
-    """SIGTERM under load: it ends in time, and every client has its tokens or an error."""
+    """End a server with SIGTERM under load: it ends in time, and every client has its tokens or an error."""
     with faulty_server(folder) as server:
         chat(server)
         workers = processes(server.pid)[1:]
@@ -62,12 +65,15 @@ def told_to_end(folder: Path, rng: random.Random) -> None:
             time.sleep(rng.uniform(0.1, 0.5))
             ends(server, signal.SIGTERM, 0)
         assert honest.wrong == [] and honest.right
-        until(lambda: not any("_worker.py" in command_line(one) for one in workers))
+        until(lambda: not any("_worker.py" in command_line(process) for process in workers))
         assert "Traceback" not in server.running.printed()
 
 
 def told_to_end_while_stuck(folder: Path, rng: random.Random) -> None:
-    """A step that never ends: health says so, SIGTERM ends the process in time, and every client is told."""
+    """End a server whose step never ends: health reports the step, and SIGTERM ends the process in time.
+
+    Every client gets an error.
+    """
     with faulty_server(folder) as server:
         chat(server)
         with Honest(server) as honest:
@@ -79,7 +85,7 @@ def told_to_end_while_stuck(folder: Path, rng: random.Random) -> None:
 
 
 def told_to_end_while_stopped(folder: Path, rng: random.Random) -> None:
-    """SIGTERM to a process that stands still; it ends in time once it goes on."""
+    """Send SIGTERM to a stopped process, which ends in time once it is continued."""
     with faulty_server(folder) as server, Honest(server) as honest:
         until(lambda: honest.right)
         os.kill(server.pid, signal.SIGSTOP)
@@ -90,7 +96,7 @@ def told_to_end_while_stopped(folder: Path, rng: random.Random) -> None:
 
 
 def told_to_end_without_descriptors(folder: Path, rng: random.Random) -> None:
-    """SIGTERM while no file can be opened and the disk of the log is full."""
+    """End a server with SIGTERM while it can open no file and the disk of its log is full."""
     with faulty_server(folder) as server, Honest(server) as honest:
         until(lambda: honest.right)
         for limit, value in ((resource.RLIMIT_NOFILE, 1), (resource.RLIMIT_FSIZE, 1)):
@@ -101,25 +107,28 @@ def told_to_end_without_descriptors(folder: Path, rng: random.Random) -> None:
 
 
 def ends(server: Server, number: int, code: int) -> None:
-    """A signal ends the process in time, with this exit code."""
+    """Send a signal, and check that it ends the process in time, with the exit code `code`."""
     os.kill(server.pid, number)
     assert server.running.process.wait(GRACE + EXIT) == code, server.running.printed()[-2000:]
 
 
 def at_start(number: int) -> Callable[[Path, random.Random], None]:
-    """A signal at some moment of the start: the process ends, without a traceback, and leaves none behind."""
+    """Return a check that sends a signal during the start: the process ends without a traceback or child processes."""
 
     def check(folder: Path, rng: random.Random) -> None:
         seen, code, printed = started(folder, lambda process: process.send_signal(number), rng.uniform(0, 3.0))
         assert code in (-number, 0), printed
         assert "Traceback" not in printed, printed
-        until(lambda: not any("_worker.py" in command_line(one) for one in seen))
+        until(lambda: not any("_worker.py" in command_line(process) for process in seen))
 
     return check
 
 
 def without(limit: int, low: int, high: int) -> Callable[[Path, random.Random], None]:
-    """A start with few descriptors or little memory: it serves, or ends with a sentence."""
+    """Return a check that starts a server with few descriptors or little memory.
+
+    The server serves, or ends with one sentence.
+    """
 
     def check(folder: Path, rng: random.Random) -> None:
         value = rng.randint(low, high)
@@ -133,7 +142,10 @@ def without(limit: int, low: int, high: int) -> Callable[[Path, random.Random], 
 def started(
     folder: Path, harm: Callable[[subprocess.Popen[bytes]], object], after: float
 ) -> tuple[list[int], int, str]:
-    """Start a server, harm it so many seconds later, and end it if it serves: its processes, exit code and output."""
+    """Start a server, harm it `after` seconds later, and end it if it serves.
+
+    Returns the ids of its processes, its exit code and its output.
+    """
     model = folder / "hashing"
     ports = ("--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "0")
     log = folder / "start"
@@ -168,10 +180,10 @@ ENDS: dict[str, Callable[[Path, random.Random], None]] = {
 
 
 def check_end(folder: Path, name: str, seed: int) -> None:
-    """Start a server, end it or let it fail to start, and look at what is left.
+    """Start a server, end it or let it fail to start, and check the files and processes that are left.
 
     Raises:
-        AssertionError: an invariant does not hold.
+        AssertionError: An invariant does not hold.
     """
     make_model(folder)
     ENDS[name](folder, random.Random(f"{name} {seed}"))
@@ -180,7 +192,7 @@ def check_end(folder: Path, name: str, seed: int) -> None:
 def run_ends(
     folder: Path, names: list[str], times: int, report: Callable[[str], None]
 ) -> tuple[Counter[str], list[str]]:
-    """So many of each kind, each with a server of its own; how many there were, and what broke."""
+    """Run each kind of end `times` times, each with a new server; return the counts and the broken invariants."""
     counts: Counter[str] = Counter()
     broken: list[str] = []
     for name in names:

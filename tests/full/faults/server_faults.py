@@ -1,4 +1,4 @@
-"""Faults of a server's process, of its machine and of its clients, after which it goes on."""
+"""Faults of a server's process, of its machine and of its clients, after which the server goes on."""
 
 import asyncio
 import contextlib
@@ -35,30 +35,31 @@ from tests.full.faults.harmed_server import (
 from tests.full.faults.test_clients import KINDS
 
 IDLE_HTTP, IDLE_GRPC = 600, 400
-IDLE_CHANNELS = 5  # of a thousand calls
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and empty settings
+IDLE_CHANNELS = 5  # channels for the thousand idle calls
+# the preface and an empty SETTINGS frame
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 LONG = {"prompt": [5, 17], "max_tokens": 120, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
 def backend(name: str) -> Callable[[Server, random.Random], None]:
-    """The backend fails at some step from now on."""
+    """Return a fault after which the backend fails at some step."""
     return lambda server, rng: server.at_step(name, rng.randrange(12))
 
 
 def jump(number: int) -> Callable[[Server, random.Random], None]:
-    """The clock jumps, and goes on from there."""
+    """Return a fault that makes the clock jump by the signal `number`; the clock goes on from there."""
     return lambda server, _: os.kill(server.pid, number)
 
 
 def stopped(server: Server, rng: random.Random) -> None:
-    """The whole process stands still."""
+    """Stop the whole process for a moment."""
     os.kill(server.pid, signal.SIGSTOP)
     time.sleep(rng.uniform(0.2, 2.0))
     os.kill(server.pid, signal.SIGCONT)
 
 
 def worker_killed(name: str) -> Callable[[Server, random.Random], None]:
-    """It was killed; the next request that needs it is served."""
+    """Return a fault that kills a worker process; the next request that needs the worker is served."""
 
     def act(server: Server, _: random.Random) -> None:
         os.kill(server.worker(name), signal.SIGKILL)
@@ -68,7 +69,10 @@ def worker_killed(name: str) -> Callable[[Server, random.Random], None]:
 
 
 def worker_stopped(name: str) -> Callable[[Server, random.Random], None]:
-    """It stands still: who needs it is told to come back, and then served."""
+    """Return a fault that stops a worker process.
+
+    A request that needs the worker is refused with Retry-After, and the next request is served.
+    """
 
     def act(server: Server, _: random.Random) -> None:
         os.kill(server.worker(name), signal.SIGSTOP)
@@ -84,9 +88,9 @@ def worker_stopped(name: str) -> Callable[[Server, random.Random], None]:
 
 
 def no_descriptors(server: Server, rng: random.Random) -> None:
-    """It may open eight more files and no more, while forty clients and health come."""
+    """Let the server open only eight more files, while forty clients connect and /health is requested."""
     limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-    highest = max(int(one.name) for one in Path(f"/proc/{server.pid}/fd").iterdir())
+    highest = max(int(descriptor.name) for descriptor in Path(f"/proc/{server.pid}/fd").iterdir())
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (highest + 9, limits[1]))
     try:
         with ExitStack() as stack:
@@ -99,14 +103,17 @@ def no_descriptors(server: Server, rng: random.Random) -> None:
 
 
 def responds(server: Server) -> bool:
-    """Whether health does; its connection may be the oldest that waits, and give way to another."""
+    """Whether /health responds.
+
+    Its connection may be the oldest that waits, which the server closes for a new connection.
+    """
     with contextlib.suppress(ConnectionError, http.client.HTTPException):
         return server.health() == 200
     return False
 
 
 def full_log(server: Server, rng: random.Random) -> None:
-    """The disk of its log is full."""
+    """Fill the disk of the server's log."""
     limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
     time.sleep(rng.uniform(0.1, 0.4))
@@ -115,13 +122,13 @@ def full_log(server: Server, rng: random.Random) -> None:
 
 
 def connected(address: str) -> socket.socket:
-    """A connection."""
+    """Open a connection to the server."""
     host, port = address.split(":")
     return socket.create_connection((host, int(port)), timeout=WAIT_SECONDS)
 
 
 def idle(server: Server, _: random.Random) -> None:
-    """A thousand connections of both protocols that say nothing more."""
+    """Open a thousand connections of both protocols that send nothing more."""
     with ExitStack() as stack:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = IDLE_HTTP + IDLE_GRPC + 300
@@ -132,12 +139,12 @@ def idle(server: Server, _: random.Random) -> None:
         for _ in range(IDLE_GRPC):
             stack.enter_context(connected(server.grpc_address)).sendall(HTTP2)
         server.health()
-        os.kill(server.worker("template"), signal.SIGKILL)  # its successor has descriptors above 1023
+        os.kill(server.worker("template"), signal.SIGKILL)  # the new worker has descriptors above 1023
         chat(server)
 
 
 def idle_calls(server: Server, _: random.Random) -> None:
-    """A thousand calls that are open and send nothing."""
+    """Open a thousand calls that send nothing."""
 
     async def hold() -> None:
         async with AsyncExitStack() as stack:
@@ -156,7 +163,7 @@ def idle_calls(server: Server, _: random.Random) -> None:
 
 
 def streams_unread(server: Server, rng: random.Random) -> None:
-    """Clients that read a byte, wait, and read another."""
+    """Let clients read their streams one byte at a time, with pauses."""
     body = json.dumps(LONG)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
     with ExitStack() as stack:
@@ -170,10 +177,10 @@ def streams_unread(server: Server, rng: random.Random) -> None:
 
 
 def rough(name: str) -> Callable[[Server, random.Random], None]:
-    """A client that vanishes, lies or babbles."""
+    """Return a fault with a client that vanishes, lies or sends nonsense."""
 
     def act(server: Server, _: random.Random) -> None:
-        with contextlib.suppress(OSError, grpc.RpcError):  # how it ended is not its business
+        with contextlib.suppress(OSError, grpc.RpcError):  # how the rough client's request ends does not matter
             KINDS[name](server)
 
     return act
@@ -181,7 +188,11 @@ def rough(name: str) -> Callable[[Server, random.Random], None]:
 
 @dataclass(frozen=True)
 class ServerFault:
-    """What happens; whether requests that run may end with an error of it; what /metrics must have counted then."""
+    """A fault of a running server.
+
+    `may_fail` says whether running requests may end with an error of the fault. `counted` names a counter of /metrics
+    that the fault must raise.
+    """
 
     act: Callable[[Server, random.Random], None]
     may_fail: bool = False
@@ -211,10 +222,10 @@ FAULTS = {
 
 
 def check_server_fault(server: Server, name: str, seed: int) -> None:
-    """Harm a server that runs, and look at what became of it and of its honest clients.
+    """Harm a running server, and check the server and its honest clients.
 
     Raises:
-        AssertionError: an invariant does not hold.
+        AssertionError: An invariant does not hold.
     """
     fault, rng = FAULTS[name], random.Random(f"{name} {seed}")
     before = server.metrics()
@@ -224,7 +235,7 @@ def check_server_fault(server: Server, name: str, seed: int) -> None:
         so_far = honest.right
         if fault.counted:
             until(lambda: server.metrics()[fault.counted] > before[fault.counted])
-        until(lambda: honest.right >= so_far + CLIENTS)  # it serves again
+        until(lambda: honest.right >= so_far + CLIENTS)  # the server serves again
         until(lambda: server.health() == 200)
     assert honest.wrong == []
     assert fault.may_fail or not honest.errors, honest.errors[:3]
@@ -235,7 +246,10 @@ def check_server_fault(server: Server, name: str, seed: int) -> None:
 def run_server_faults(
     folder: Path, names: list[str], times: int, report: Callable[[str], None]
 ) -> tuple[Counter[str], list[str]]:
-    """So many of each kind, on one server; how many there were, and what broke. After a break it is another server."""
+    """Inject `times` faults of each name into one server; return the counts and the broken invariants.
+
+    After a broken invariant the server is replaced by a new one.
+    """
     counts: Counter[str] = Counter()
     broken: list[str] = []
     left = [(name, seed) for name in names for seed in range(times)]

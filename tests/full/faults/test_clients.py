@@ -1,4 +1,4 @@
-"""Clients that vanish, lie or babble, in every way and many at a time, beside honest ones that notice nothing."""
+"""Clients that vanish, lie or send nonsense, many at a time: honest clients beside them notice nothing."""
 
 import contextlib
 import json
@@ -15,8 +15,8 @@ from sharp.serving.engine.engine import Engine
 from tests.serving.conftest import greedy_hashing, wait_for
 from tests.serving.grpc_client import Client
 
-REPEATED = 12  # of every kind
-HONEST = 3  # clients, each of which generates for as long as the others misbehave
+REPEATED = 12  # clients of every kind
+HONEST = 3  # honest clients, which generate while the others misbehave
 PROMPT, TOKENS = [5, 17, 30, 44], 40
 LONG = json.dumps({"model": "hashing", "prompt": PROMPT, "max_tokens": 100, "temperature": 0, "stream": True})
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(LONG)}\r\n\r\n"
@@ -25,7 +25,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @pytest.fixture(scope="module")
 def served(start_server, hashing):
-    """A server whose steps take 2 ms, so that a client can vanish between two of them; its engine."""
+    """Start a server whose steps take 2 ms, so that a client can vanish between two steps; yields its engine, too."""
     engines, patch = [], pytest.MonkeyPatch()
     step = Engine.step
 
@@ -41,7 +41,7 @@ def served(start_server, hashing):
 
 
 def http(started, *sent: str, pause: float = 0.0, read: int = 0, reset: bool = False) -> None:
-    """Send parts, read some bytes of the response, and go."""
+    """Send parts of a request, read `read` bytes of the response, and close the connection."""
     host, port = started.http_address.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
         for part in sent:
@@ -54,7 +54,7 @@ def http(started, *sent: str, pause: float = 0.0, read: int = 0, reset: bool = F
 
 
 def cancelled(started, after: int, timeout: float = 20) -> None:
-    """A gRPC stream that is cancelled after so many messages."""
+    """Cancel a gRPC stream after `after` messages."""
     client = Client(started.grpc_address)
     with client.channel, contextlib.suppress(grpc.RpcError):
         stream = client.stream(token_ids={"ids": PROMPT}, max_tokens=100, timeout=timeout)
@@ -64,7 +64,7 @@ def cancelled(started, after: int, timeout: float = 20) -> None:
 
 
 def closed(started) -> None:
-    """A gRPC channel that is closed while its stream runs."""
+    """Close a gRPC channel while its stream runs."""
     client = Client(started.grpc_address)
     with contextlib.suppress(grpc.RpcError, ValueError):
         next(client.stream(token_ids={"ids": PROMPT}, max_tokens=100))
@@ -72,7 +72,7 @@ def closed(started) -> None:
 
 
 def twice(started) -> None:
-    """Two gRPC requests of one id: the second is refused."""
+    """Send two gRPC requests with the same id: the second is refused."""
     client = Client(started.grpc_address)
     name = f"twice-{time.monotonic_ns()}"
     with client.channel:
@@ -85,7 +85,7 @@ def twice(started) -> None:
 
 
 def malformed(started) -> None:
-    """A message that is no protobuf."""
+    """Send a message that is no protobuf."""
     with grpc.insecure_channel(started.grpc_address) as channel:
         call = channel.unary_stream("/sharp.v1.InferenceService/Generate")
         with pytest.raises(grpc.RpcError) as caught:
@@ -115,7 +115,7 @@ KINDS = {
 
 
 def honest(started) -> list[int]:
-    """The tokens of a request, over HTTP."""
+    """Return the tokens of a request over HTTP."""
     body = json.dumps(
         {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "logprobs": 0, "return_tokens_as_token_ids": True}
     )
@@ -135,9 +135,9 @@ def test_honest_clients_notice_nothing(served, kind: str) -> None:
     with ThreadPoolExecutor(HONEST + 4) as pool:
         bad = [pool.submit(KINDS[kind], started) for _ in range(REPEATED)]
         good = [pool.submit(honest, started) for _ in range(HONEST)]
-        for one in bad:
-            one.result(timeout=30)
-        assert all(one.result(timeout=30) == right for one in good)
+        for client in bad:
+            client.result(timeout=30)
+        assert all(client.result(timeout=30) == right for client in good)
     (engine,) = engines
     wait_for(lambda: not engine.has_work)
     engine.check_integrity()

@@ -1,4 +1,4 @@
-"""A few of the faults of processes that `python -m tests.full.faults` injects, and overload."""
+"""A few of the faults of processes that `python -m tests.full.faults` injects, and the overload of a server."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """Fuzzes one target by coverage: `python -m tests.full.fuzz.covered TARGET [libFuzzer's options] [corpus folders]`.
 
-Atheris instruments the functions of `sharp`, libFuzzer keeps what runs a new edge. A finding ends the process.
+Atheris instruments the functions of `sharp`, and libFuzzer keeps inputs that run a new edge of the code. A finding ends
+the process.
 """
 
 import gc
@@ -16,21 +17,24 @@ import atheris
 from tests.full.fuzz.targets import kept_inputs, maker, write_inputs
 
 PACKAGES = ("sharp", "prometheus_client")
-SHORTEST = 4096  # limit of an input
-OWN_SHARE = 0.5  # of mutations; the others are libFuzzer's
+SHORTEST = 4096  # libFuzzer's limit of an input, in bytes, unless a seed is long
+OWN_SHARE = 0.5  # share of mutations by the target's own mutator; the others are libFuzzer's
 
 
 def instrument() -> int:
-    """Instrument all loaded functions of some packages; returns how many."""
-    functions = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
-    found = [one for one in functions if str(one.__module__).partition(".")[0] in PACKAGES]
+    """Instrument all loaded functions of some packages, and return how many there are."""
+    functions = [found for found in gc.get_objects() if isinstance(found, FunctionType)]
+    found = [function for function in functions if str(function.__module__).partition(".")[0] in PACKAGES]
     for function in found:
         atheris.instrument_func(function)
     return len(found)
 
 
 def main() -> None:
-    """Fuzz until libFuzzer ends the process, without the end of Python: whoever started it removes its folder."""
+    """Fuzz until libFuzzer ends the process.
+
+    Python's own end does not run, so the caller removes the temporary folder.
+    """
     name, *options = sys.argv[1:]
     logging.disable()
     folder = Path(tempfile.mkdtemp())
@@ -45,7 +49,7 @@ def main() -> None:
         return bytes(atheris.Mutate(content, most))
 
     longest = f"-max_len={max(SHORTEST, *(2 * len(seed) for seed in target.seeds))}"
-    if not any(Path(option).is_file() for option in options):  # such files are run once
+    if not any(Path(option).is_file() for option in options):  # libFuzzer runs given files once, without mutations
         options.append(str(folder / "seeds"))
     atheris.Setup([sys.argv[0], longest, *options], target.check, custom_mutator=mutate)
     atheris.Fuzz()

@@ -1,4 +1,4 @@
-"""Files from someone else, as far as they are read fast enough for millions of runs; `readers.py` has all."""
+"""Targets for files from someone else that are read fast enough for millions of runs; `readers.py` has all readers."""
 
 import io
 import random
@@ -11,14 +11,14 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-from sharp.exporter.checkpoints.gguf_file import check_gguf_header
+from sharp.core.checksums import verify_files, write_manifest
+from sharp.core.external_data import check_external_data
+from sharp.core.manifest import read_manifest
+from sharp.exporter.checkpoints.gguf.file import check_gguf_header
 from sharp.exporter.inspection.folder import read_graph
 from sharp.exporter.programs.archive import load_program
-from sharp.plugins.checksums import verify_files, write_manifest
-from sharp.plugins.external_data import check_external_data
-from sharp.plugins.graph_attention import attention_nodes, showing
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.ops.schema import PAGED_ATTENTION
+from sharp.plugins.op.graph_attention import attention_nodes, showing
+from sharp.plugins.op.schema import PAGED_ATTENTION
 from tests.full.fuzz.mutations import change_json
 from tests.full.fuzz.readers import READERS, Reader
 from tests.full.fuzz.structured import Mutation, of_bytes, of_json, of_message
@@ -29,7 +29,7 @@ BY_NAME: dict[str, Reader] = {reader.name: reader for reader in READERS}
 
 
 def of_file(path: Path, seeds: list[bytes], read: Callable[[], object], mutate: Mutation = of_bytes) -> Target:
-    """A target whose bytes are the content of a file."""
+    """Return a target whose bytes are the content of the file at `path`."""
 
     def run(content: bytes) -> None:
         path.write_bytes(content)
@@ -39,7 +39,7 @@ def of_file(path: Path, seeds: list[bytes], read: Callable[[], object], mutate: 
 
 
 def reader(name: str, *, is_json: bool = False) -> Callable[[Path], Target]:
-    """One of `READERS`."""
+    """Return a maker of the target of the reader `name` in `READERS`."""
 
     def make(folder: Path) -> Target:
         one = BY_NAME[name]
@@ -51,7 +51,7 @@ def reader(name: str, *, is_json: bool = False) -> Callable[[Path], Target]:
 
 
 def manifest(folder: Path) -> Target:
-    """`sharp.json` of a small folder."""
+    """Return the target of `sharp.json` in a small model folder."""
     path = write_folder(folder / "counting", hashing=0)
     write_manifest(path, read_manifest(path))
     whole = (path / "sharp.json").read_bytes()
@@ -59,7 +59,7 @@ def manifest(folder: Path) -> Target:
 
 
 def external_weights() -> onnx.ModelProto:
-    """A model whose weights are in a file of its folder."""
+    """Return a model whose weights are in a file of its folder."""
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "24")):
         tensor.external_data.add(key=key, value=value)
@@ -70,7 +70,7 @@ def external_weights() -> onnx.ModelProto:
 
 
 def onnx_weights(folder: Path) -> Target:
-    """Where a graph says that its weights are."""
+    """Return the target of the places at which a graph says that its weights are."""
     (folder / "weights.bin").write_bytes(bytes(24))
     seeds = [external_weights().SerializeToString()]
 
@@ -81,7 +81,7 @@ def onnx_weights(folder: Path) -> Target:
 
 
 def onnx_graph(folder: Path) -> Target:
-    """What `sharp inspect` finds in a graph, and a server, which reads it without onnx."""
+    """Return the target of graphs as `sharp inspect` reads them, and as a server reads them, without onnx."""
     node = helper.make_node(
         PAGED_ATTENTION.name,
         ["q", "k", "v", "key_cache.0", "value_cache.0", *PAGED_ATTENTION.input_names[5:9]],
@@ -115,13 +115,13 @@ def onnx_graph(folder: Path) -> Target:
 
 
 def gguf_header(folder: Path) -> Target:
-    """The start of a GGUF file."""
+    """Return the target of the start of a GGUF file."""
     path = folder / "tiny.gguf"
     return of_file(path, [b"GGUF" + bytes(20)], lambda: check_gguf_header(path))
 
 
 def of_zip(whole: bytes, names: list[str], of_part: Mutation) -> Mutation:
-    """A mutation of an archive: one of these parts changes."""
+    """Return a mutation of an archive that changes one of the parts `names`."""
 
     def mutate(content: bytes, rng: random.Random) -> bytes:
         if rng.random() < 0.2:
@@ -142,13 +142,13 @@ def of_zip(whole: bytes, names: list[str], of_part: Mutation) -> Mutation:
 
 
 def parts_of(content: bytes) -> dict[str, bytes]:
-    """The parts of an archive."""
+    """Return the parts of an archive by name."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def pickled_checkpoint(folder: Path) -> Target:
-    """A `.pt` file; what is damaged is mostly its pickle."""
+    """Return the target of a `.pt` file, most of whose damage is in its pickle."""
     one = BY_NAME["checkpoint.pt"]
     one.make(folder)
     path = folder / one.file
@@ -158,7 +158,7 @@ def pickled_checkpoint(folder: Path) -> Target:
 
 
 def tensors(folder: Path) -> Target:
-    """A `.safetensors` file; what is damaged is mostly its header."""
+    """Return the target of a `.safetensors` file, most of whose damage is in its header."""
     one = BY_NAME["checkpoint.safetensors"]
     one.make(folder)
     path = folder / one.file
@@ -179,7 +179,7 @@ class _Small(torch.nn.Module):
 
 
 def program(folder: Path) -> Target:
-    """A `.pt2` file; what is damaged is mostly the JSON in it."""
+    """Return the target of a `.pt2` file, most of whose damage is in its JSON."""
     path = folder / "small.pt2"
     sizes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
     torch.export.save(torch.export.export(_Small(), (torch.ones(3, 2),), dynamic_shapes=sizes), path)

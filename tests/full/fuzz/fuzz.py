@@ -1,10 +1,11 @@
-"""Reads damaged files until a reader says anything but one sentence.
+"""Damages files and reads them, and reports each file that a reader neither loads nor refuses in one sentence.
 
 python -m tests.full.fuzz [--reader NAME] [--runs 1000] [--seed 0] [--keep FOLDER]
 
-Every run damages one file and reads it. It must load, or be refused with a `SharpError` of one line; another exception,
-or more than `SECONDS`, is a finding. Findings are kept in `--keep`; what they teach belongs into `hostile.py`. With
-`--verbose` each run is named before it starts, so that a crash of the whole process has a name too.
+Every run damages one file and reads it. The file must load, or be refused with a `SharpError` of one line. Another
+exception, or a run of more than `SECONDS`, is a finding. The files of findings are kept in `--keep`, and a small file
+of the same kind belongs into `hostile.py`. With `--verbose` each run is named before it starts, so that a crash of the
+whole process has a name, too.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from types import FrameType
 import click
 
 from bench.result_file import header, write
-from sharp.plugins.errors import SharpError
+from sharp.core.errors import SharpError
 from tests.full.fuzz.mutations import mutate
 from tests.full.fuzz.readers import READERS, Reader
 
@@ -44,7 +45,7 @@ class Finding:
 
 @contextmanager
 def time_limit() -> Iterator[None]:
-    """Raises `HangError` in the block when it takes too long."""
+    """Raise `HangError` in the block when the block takes more than `SECONDS`."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise HangError(f"more than {SECONDS} s")
@@ -59,7 +60,7 @@ def time_limit() -> Iterator[None]:
 
 
 def check(reader: Reader, folder: Path) -> str | None:
-    """Read the file in `folder`; what is wrong with how that ended, None if nothing is."""
+    """Read the file in `folder`; return a problem with how the reading ended, or None."""
     try:
         with time_limit():
             reader.read(folder)
@@ -84,7 +85,7 @@ def fuzz(
 
 
 def store(finding: Finding, keep: Path, suffix: str) -> None:
-    """Keep the file of a finding, named by its content."""
+    """Write the file of a finding to `keep`, named by its content."""
     folder = keep / finding.reader
     folder.mkdir(parents=True, exist_ok=True)
     (folder / (hashlib.sha256(finding.content).hexdigest()[:12] + suffix)).write_bytes(finding.content)

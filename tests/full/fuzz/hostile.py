@@ -1,4 +1,4 @@
-"""The corpus: files that someone made to hurt, each by the code that makes it, for the readers of `readers.py`."""
+"""The corpus: files that were made to hurt, as the code that makes them, for the readers of `readers.py`."""
 
 import io
 import json
@@ -14,12 +14,12 @@ import torch
 
 from tests.exporter.conftest import tiny_model
 
-DEEP = b"[" * 200_000  # more than Python's recursion limit
+DEEP = b"[" * 200_000  # deeper than Python's recursion limit
 HUGE = 2**60
 
 
 def saved(**changes: Any) -> bytes:
-    """A `.pt` checkpoint of ours, some of whose content is other."""
+    """Return Sharp's `.pt` checkpoint with a part of its content changed."""
     model = tiny_model("ssa")
     content = {"format": "sharp", "version": 1, "model": "SharpForCausalLM", "config": asdict(model.config)}
     file = io.BytesIO()
@@ -28,7 +28,10 @@ def saved(**changes: Any) -> bytes:
 
 
 def expanded_tensors() -> bytes:
-    """One stored number that claims to be 2^50 of them, by a stride of 0, in a model that is as large."""
+    """Return a checkpoint with one stored number that claims to be 2^50 numbers by a stride of 0.
+
+    The configuration claims a model that large, too.
+    """
     state: dict[str, torch.Tensor] = dict(tiny_model("ssa").state_dict())
     name = next(name for name in state if "embed" in name)
     vocab = 2**50 // state[name].shape[1]
@@ -37,7 +40,7 @@ def expanded_tensors() -> bytes:
 
 
 def deflated() -> bytes:
-    """The pickle of a checkpoint, packed: 64 MB of zeros in 64 kB."""
+    """Return a checkpoint whose pickle is 64 MB of zeros, packed to 64 kB."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(1 << 26))
@@ -46,7 +49,7 @@ def deflated() -> bytes:
 
 
 def with_pickle(steps: bytes) -> bytes:
-    """A checkpoint whose pickle is this."""
+    """Return a checkpoint whose pickle is `steps`."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("archive/data.pkl", steps)
@@ -55,47 +58,47 @@ def with_pickle(steps: bytes) -> bytes:
 
 
 def config_of(**changes: Any) -> bytes:
-    """The `config.json` of a folder of ours, some of which is other."""
+    """Return the `config.json` of Sharp's Hugging Face folder with some fields changed."""
     config = {**asdict(tiny_model("ssa").config), **changes}
     return json.dumps({"model_type": "sharp", "sharp": {"version": 1, "model": "causal-lm", "config": config}}).encode()
 
 
 class Runs:
-    """Pickled, this runs a command when it is read."""
+    """An object whose pickle runs a command when it is read."""
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return exec, ("raise SystemExit('a pickle was run')",)
 
 
 def pickled() -> bytes:
-    """A checkpoint that runs code when it is unpickled."""
+    """Return a checkpoint that runs code when it is unpickled."""
     return saved(state_dict={"weight": Runs()})
 
 
 def header(content: object, length: int | None = None) -> bytes:
-    """A safetensors file with this header; its length field may say something else."""
+    """Return a safetensors file with a header; `length` replaces the value of its length field."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text
 
 
 def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, object]:
-    """A header's entry."""
+    """Return the entry of a tensor in a safetensors header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
 def gguf(count: int, pairs: int, rest: bytes = b"") -> bytes:
-    """A GGUF header that says how many tensors and metadata follow."""
+    """Return a GGUF header that claims `count` tensors and `pairs` of metadata."""
     return b"GGUF" + struct.pack("<IQQ", 3, count, pairs) + rest
 
 
 def gguf_array(length: int, depth: int = 1) -> bytes:
-    """GGUF metadata: an array of so many bytes, in so many arrays."""
+    """Return GGUF metadata with an array of `length` bytes inside `depth - 1` arrays."""
     key = b"general.architecture"
     nested = struct.pack("<IQ", 9, 1) * (depth - 1)
     return gguf(0, 1, struct.pack("<Q", len(key)) + key + struct.pack("<I", 9) + nested + struct.pack("<IQ", 0, length))
 
 
-# Reader -> name -> what makes the file
+# by reader and name, the function that makes the file
 HOSTILE: dict[str, dict[str, Callable[[], bytes]]] = {
     "checkpoint.pt": {
         "runs-code": pickled,
@@ -159,7 +162,7 @@ HOSTILE: dict[str, dict[str, Callable[[], bytes]]] = {
 
 
 def nested_message() -> bytes:
-    """Protobuf: a model's graph, whose node's attribute holds a graph, and so on, 2,000 deep."""
+    """Return a protobuf model whose graph's node has an attribute with a graph, and so on, 2,000 deep."""
     content = b""
     for _ in range(2000):
         for tag in (b"\x32", b"\x2a", b"\x0a"):  # attribute.g, node.attribute, graph.node
@@ -168,7 +171,7 @@ def nested_message() -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Return a number as protobuf writes it."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)

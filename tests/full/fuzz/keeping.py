@@ -1,4 +1,4 @@
-"""Chooses few inputs of a target in Python: smaller ones first: each runs a step that none before it ran."""
+"""Chooses a few inputs of a target in Python, small ones first, such that each runs new steps of the code."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -9,12 +9,12 @@ from typing import Any
 from tests.full.fuzz.native.build import ROOT
 from tests.full.fuzz.targets import Target
 
-PACKAGES = tuple(f"{ROOT / name}/" for name in ("plugins", "models", "exporter", "serving"))
-Step = tuple[str, int, int]  # file, line, and the line after it
+PACKAGES = tuple(f"{ROOT / name}/" for name in ("core", "plugins", "models", "exporter", "serving"))
+Step = tuple[str, int, int]  # file, line, and the line that runs after it
 
 
 def steps_of(run: Callable[[], object]) -> set[Step]:
-    """What is run of Sharp's own code."""
+    """Return the steps of Sharp's code that `run` runs."""
     found: set[Step] = set()
 
     def enter(frame: FrameType, _event: str, _argument: object) -> Any:
@@ -41,7 +41,7 @@ def steps_of(run: Callable[[], object]) -> set[Step]:
 
 
 def few_of(target: Target, inputs: Iterable[bytes]) -> list[bytes]:
-    """Those of the inputs that are worth keeping."""
+    """Return the inputs that run a step which neither the seeds nor a smaller input run."""
     known: set[Step] = set()
     for seed in target.seeds:
         known |= steps_of(lambda seed=seed: target.run(seed))

@@ -1,7 +1,8 @@
 """Fuzzes all targets by coverage, one after another: `make fuzz`, FUZZ="--minutes 60 --output FILE".
 
-Inputs that run new code are kept in `--corpus`, from run to run; those of the repository are read, too. A finding ends
-its target: the input lies beside the corpus. libFuzzer's targets run once for every instruction set of this machine.
+Inputs that run new code are kept in `--corpus` from run to run, and the inputs in the repository are read, too. A
+finding ends its target, and its input lies beside the corpus. The targets in C++ run once for every instruction set of
+this machine.
 """
 
 import json
@@ -28,15 +29,15 @@ from tests.full.fuzz.targets import keep, kept_inputs, maker, makers, write_inpu
 OPTIONS = ("-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "baseline", "amx", "neon_dotprod", "neon")
 NATIVE = "native-"
-NATIVE_SHARE = 0.5  # of the time
-MOST_BYTES = 24_000  # of a target in the repository
-START_SECONDS = 120  # that a process may take beside its time
+NATIVE_SHARE = 0.5  # share of the time
+MOST_BYTES = 24_000  # limit of a target's inputs in the repository
+START_SECONDS = 120  # time that a process may take beside its fuzzing
 PACKAGES = ("sharp-attention", "onnxruntime", "numpy", "atheris")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one run did."""
+    """The figures of one run."""
 
     name: str
     by: str
@@ -49,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """A command that fuzzes, for some seconds."""
+    """A command that fuzzes a target for some seconds."""
 
     name: str
     by: str
@@ -58,7 +59,7 @@ class Run:
 
 
 def native_runs(build: Path) -> Iterator[Run]:
-    """The targets in C++; none without clang."""
+    """Yield the runs of the targets in C++, or none without clang."""
     compiler = clang()
     if compiler is None:
         click.echo("clang is missing: the kernels and the sampler are left out")
@@ -75,7 +76,7 @@ def native_runs(build: Path) -> Iterator[Run]:
 
 
 def python_runs() -> Iterator[Run]:
-    """The targets in Python."""
+    """Yield the runs of the targets in Python."""
     for name in makers():
         yield Run(name, "Atheris", [sys.executable, "-m", "tests.full.fuzz.covered", name], {})
 
@@ -115,12 +116,12 @@ def fuzz(run: Run, seconds: int, corpus: Path) -> Row:
 
 
 def memory_folder() -> str | None:
-    """Where files cost no disk."""
+    """Return a folder in memory, or None if the machine has none."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def damaged_files(file: Path) -> Row:
-    """The figures of `python -m tests.full.fuzz` as those of one target."""
+    """Return the figures of `python -m tests.full.fuzz` as a row."""
     figures = json.loads(file.read_text(encoding="utf-8"))
     rows, options = figures["rows"], figures["command"].partition("fuzz ")[2]
     return Row(
@@ -135,10 +136,13 @@ def damaged_files(file: Path) -> Row:
 
 
 def keep_few(run: Run, corpus: Path) -> None:
-    """Keep few inputs of a target, the smaller ones first, up to `MOST_BYTES`, which run all that its corpus runs."""
+    """Keep a few inputs of a target in the repository, small ones first, which run all that its corpus runs.
+
+    Inputs beyond `MOST_BYTES` together are left out.
+    """
     with tempfile.TemporaryDirectory() as place:
         if run.name.startswith(NATIVE):
-            # Without counters: an edge that runs twice is the same edge.
+            # Without counters an edge that runs twice counts as an edge that runs once.
             options = ("-set_cover_merge=1", "-use_counters=0", place, str(corpus / run.name))
             environment = {**os.environ, **run.environment}
             subprocess.run([str(part) for part in (*run.command, *options)], env=environment, cwd=ROOT, check=True)
@@ -151,13 +155,13 @@ def keep_few(run: Run, corpus: Path) -> None:
 
 
 def last_number(pattern: str, log: str) -> int:
-    """The last number of this pattern; 0 without one."""
+    """Return the last number that `pattern` finds in a log, or 0."""
     found = re.findall(pattern, log)
     return int(found[-1]) if found else 0
 
 
 def what_was_found(log: str) -> str:
-    """The lines of a log that say what went wrong."""
+    """Return the lines of a log that say what went wrong."""
     lines = [line for line in log.splitlines() if re.search(r"FINDING|SUMMARY|Error|Exception|ALARM", line)]
     return " | ".join(line.strip()[:300] for line in lines[-4:]) or "the process ended"
 
@@ -187,7 +191,7 @@ def main(
     keeps: bool,
 ) -> None:
     """Fuzz all targets by coverage."""
-    compiled = not chosen or any(name.startswith(NATIVE) for name in chosen)  # others need no compiler
+    compiled = not chosen or any(name.startswith(NATIVE) for name in chosen)  # the other targets need no compiler
     native = [run for run in (native_runs(build) if compiled else ()) if not chosen or run.name in chosen]
     python = [run for run in python_runs() if not chosen or run.name in chosen]
     if keeps:
@@ -209,7 +213,7 @@ def main(
 
 
 def result_of(rows: Sequence[Row], minutes: float, chosen: Sequence[str]) -> dict[str, Any]:
-    """The figures, as they are archived."""
+    """Return the figures in the form that is archived."""
     options = "".join(f" --target {name}" for name in chosen)
     return {
         **header("fuzz", PACKAGES),

@@ -1,4 +1,4 @@
-"""Damage: what a bad disk, a broken transfer or an attacker does to a file."""
+"""Damage of a file as by a bad disk, a broken transfer or an attacker."""
 
 import json
 import random
@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 20
 
 
 def mutate(content: bytes, rng: random.Random) -> bytes:
-    """`content` with one kind of damage, sometimes with up to four."""
+    """Return `content` with one kind of damage, sometimes with up to four."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         change = rng.choice(MUTATIONS)
         content = (change_json if b"{" in content[:9] and rng.random() < 0.7 else change)(content, rng)
@@ -38,7 +38,7 @@ def mutate(content: bytes, rng: random.Random) -> bytes:
 
 
 def flip_bits(content: bytes, rng: random.Random) -> bytes:
-    """Up to 16 bits flipped, most of them near the start, where headers are."""
+    """Flip up to 16 bits, most of them near the start, where headers are."""
     changed = bytearray(content)
     for _ in range(rng.randint(1, 16) if changed else 0):
         end = min(len(changed), 512) if rng.random() < 0.7 else len(changed)
@@ -47,25 +47,25 @@ def flip_bits(content: bytes, rng: random.Random) -> bytes:
 
 
 def truncate(content: bytes, rng: random.Random) -> bytes:
-    """The end is lost."""
+    """Cut the content off at some byte."""
     return content[: rng.randint(0, len(content))]
 
 
 def repeat(content: bytes, rng: random.Random) -> bytes:
-    """A part stands twice, or up to 50 times."""
+    """Repeat a part, once or up to 50 times."""
     start = rng.randint(0, len(content))
     end = min(len(content), start + rng.randint(0, 200))
     return content[:end] + content[start:end] * rng.choice((1, 50)) + content[end:]
 
 
 def leave_out(content: bytes, rng: random.Random) -> bytes:
-    """A part is missing."""
+    """Leave a part out."""
     start = rng.randint(0, len(content))
     return content[:start] + content[start + rng.randint(0, 64) :]
 
 
 def change_number(content: bytes, rng: random.Random) -> bytes:
-    """A number of a text gets a value that nobody expects."""
+    """Replace a number in a text by an unusual number."""
     places = list(NUMBER.finditer(content[: 1 << 16]))
     if not places:
         return content
@@ -74,7 +74,7 @@ def change_number(content: bytes, rng: random.Random) -> bytes:
 
 
 def change_size(content: bytes, rng: random.Random) -> bytes:
-    """Four or eight bytes become a size that no file has."""
+    """Replace four or eight bytes by a size that no file has."""
     width = rng.choice((4, 8))
     start = rng.randrange(max(1, min(len(content), 4096) - width))
     value = rng.choice(LITTLE) & ((1 << 8 * width) - 1)
@@ -82,7 +82,7 @@ def change_size(content: bytes, rng: random.Random) -> bytes:
 
 
 def change_json(content: bytes, rng: random.Random) -> bytes:
-    """Valid JSON in which one value, anywhere, is another; also as the header of a safetensors file."""
+    """Replace one value anywhere in valid JSON, also in the header of a safetensors file."""
     length = int.from_bytes(content[:8], "little")
     framed = not content.startswith(b"{") and length < len(content)
     start, end = (8, 8 + length) if framed else (0, len(content))

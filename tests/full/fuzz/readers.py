@@ -1,4 +1,4 @@
-"""Everything of Sharp that reads a file from someone else: a whole sample of each, and how it is read."""
+"""The readers: every function of Sharp that reads a file from someone else, and a whole sample for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,25 +8,29 @@ import numpy as np
 import torch
 from gguf import GGUFWriter, TokenType
 
-from sharp.exporter.checkpoints.reading import read_source
-from sharp.models.checkpoint import read_checkpoint, save_checkpoint
-from sharp.models.hugging_face import to_hugging_face
-from sharp.models.temperature_preset import TemperaturePreset, read_temperature
-from sharp.plugins.engine_manifest import (
+from sharp.core.engine_manifest import (
     ENGINE_FILE,
     EngineLimits,
     EngineManifest,
     manifest_path,
     read_engine_manifest,
 )
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
+from sharp.exporter.checkpoints.reading import read_source
+from sharp.models.checkpoint import read_checkpoint, save_checkpoint
+from sharp.models.hugging_face import to_hugging_face
+from sharp.models.temperature_preset import TemperaturePreset, read_temperature
 from tests.exporter.conftest import tiny_model
 from tests.exporter.tiny_hugging_face import save, tiny
 
 
 @dataclass(frozen=True)
 class Reader:
-    """`make` writes a whole sample into an empty folder, `file` is the part of it that is damaged, `read` reads it."""
+    """A reader of files.
+
+    `make` writes a whole sample into an empty folder, `file` is the part of the sample that is damaged, and `read`
+    reads the folder.
+    """
 
     name: str
     make: Callable[[Path], object]
@@ -35,7 +39,7 @@ class Reader:
 
 
 def own_checkpoint(suffix: str) -> Reader:
-    """A checkpoint of ours."""
+    """Return the reader of Sharp's checkpoints with a suffix."""
     file = f"tiny{suffix}"
     return Reader(
         f"checkpoint{suffix}",
@@ -46,7 +50,7 @@ def own_checkpoint(suffix: str) -> Reader:
 
 
 def own_folder(file: str) -> Reader:
-    """A Hugging Face folder of ours."""
+    """Return the reader of a file in Sharp's Hugging Face folder."""
     return Reader(
         f"own-folder-{file}",
         lambda folder: to_hugging_face(tiny_model("ssa")).save_pretrained(folder),
@@ -56,7 +60,7 @@ def own_folder(file: str) -> Reader:
 
 
 def llama_folder(file: str) -> Reader:
-    """A Hugging Face folder of a Llama, in three shards."""
+    """Return the reader of a file in a Llama's Hugging Face folder with three shards."""
 
     def make(folder: Path) -> None:
         save(tiny("llama"), folder)
@@ -67,7 +71,7 @@ def llama_folder(file: str) -> Reader:
 
 
 def write_gguf(folder: Path, described_width: int = 48) -> None:
-    """A Llama of one layer with a tokenizer, as GGUF; its header says how wide it is, and may be wrong."""
+    """Write a Llama of one layer with a tokenizer as GGUF; its header claims `described_width`, which may be wrong."""
     hidden, heads, wide, tokens = 32, 2, 48, [*(chr(33 + i) for i in range(90)), "ab", "<s>", "</s>"]
     writer = GGUFWriter(folder / "tiny.gguf", "llama")
     writer.add_block_count(1)
@@ -99,7 +103,7 @@ def write_gguf(folder: Path, described_width: int = 48) -> None:
 
 
 def write_preset(folder: Path) -> None:
-    """An adaptive temperature."""
+    """Write the preset of an adaptive temperature."""
     TemperaturePreset(
         temperature_coefficients=(-0.037, 0.481, -2.3, 4.917, -1.791),
         entropy_range=(0.5, 5.0),
@@ -111,7 +115,7 @@ def write_preset(folder: Path) -> None:
 
 
 def write_model_folder(folder: Path) -> None:
-    """What an export leaves, as far as it is read before a runtime opens it: the manifest and a graph with weights."""
+    """Write the files of an export that are read before a runtime opens the model: the manifest and the graph."""
     from sharp.exporter.export import ExportSettings, export
 
     save_checkpoint(folder / "tiny.safetensors", tiny_model("softmax"), torch.float32)
@@ -125,12 +129,12 @@ def write_model_folder(folder: Path) -> None:
 
 
 def model_folder(file: str) -> Reader:
-    """An exported model."""
+    """Return the reader of a file in an exported model folder."""
     return Reader(f"model-{file}", write_model_folder, f"model/{file}", lambda folder: read_manifest(folder / "model"))
 
 
 def write_engine_manifest(folder: Path) -> None:
-    """What lies beside an engine of `sharp build`."""
+    """Write the manifest that lies beside an engine of `sharp build`."""
     shapes = {"input_ids": ((1,), (4,), (8,)), "block_table": ((1, 1), (2, 2), (4, 4))}
     manifest = EngineManifest(
         backend="TensorRT",

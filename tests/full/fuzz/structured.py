@@ -1,4 +1,4 @@
-"""Damage that keeps the form: JSON stays JSON, and a protobuf message stays one of its type."""
+"""Damage that keeps the form: JSON stays JSON, and a protobuf message stays a message of its type."""
 
 import json
 import random
@@ -27,12 +27,12 @@ Mutation = Callable[[bytes, random.Random], bytes]
 
 
 def of_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Damage that knows no form."""
+    """Damage bytes without regard to their form."""
     return rng.choice((flip_bits, leave_out, repeat))(content, rng)[:MOST_BYTES]
 
 
 def of_json(*examples: bytes) -> Mutation:
-    """A mutation of JSON: a value becomes another, or a member of one of the examples is added somewhere."""
+    """Return a mutation of JSON that replaces a value, or adds a member of one of the examples somewhere."""
     members: list[tuple[str, Any]] = []
 
     def collect(value: Any) -> None:
@@ -67,7 +67,7 @@ def of_json(*examples: bytes) -> Mutation:
 
 
 def objects_of(document: Any) -> list[dict[str, Any]]:
-    """Every object in what JSON holds."""
+    """Return every object in a JSON document."""
     found, waiting = [], [document]
     while waiting:
         one = waiting.pop()
@@ -80,7 +80,7 @@ def objects_of(document: Any) -> list[dict[str, Any]]:
 
 
 def parsed(kind: type[Parsed], content: bytes) -> Parsed | None:
-    """The message that `content` is; None if it is none."""
+    """Return the message in `content`, or None if there is no message of the kind."""
     message = kind()
     try:
         message.ParseFromString(content)
@@ -90,7 +90,7 @@ def parsed(kind: type[Parsed], content: bytes) -> Parsed | None:
 
 
 def of_message(kind: type[Message]) -> Mutation:
-    """A mutation of messages of a type, field by field."""
+    """Return a mutation of a type's messages that changes fields."""
 
     def mutate(content: bytes, rng: random.Random) -> bytes:
         if rng.random() < 0.15:
@@ -106,7 +106,7 @@ def of_message(kind: type[Message]) -> Mutation:
 
 
 def change(message: Message, rng: random.Random, depth: int = 0) -> None:
-    """Change one field of a message, or of a message in it."""
+    """Change one field of a message, or of a message inside it."""
     field = rng.choice(message.DESCRIPTOR.fields)
     present = [inner for inner, _ in message.ListFields() if inner.message_type is not None]
     if present and rng.random() < 0.6:
@@ -127,7 +127,7 @@ def change(message: Message, rng: random.Random, depth: int = 0) -> None:
 
 
 def of_map(entries: Any, field: FieldDescriptor, rng: random.Random) -> None:
-    """Add an entry, or take one away."""
+    """Add an entry of a map, or remove one."""
     key = value_of(field.message_type.fields_by_name["key"], rng)
     inner = field.message_type.fields_by_name["value"]
     if len(entries) and rng.random() < 0.2:
@@ -139,7 +139,7 @@ def of_map(entries: Any, field: FieldDescriptor, rng: random.Random) -> None:
 
 
 def of_repeated(entries: Any, field: FieldDescriptor, rng: random.Random, depth: int) -> None:
-    """Add an entry, take one away, copy one, or change one."""
+    """Add an entry of a list, or remove, copy or change one."""
     index = rng.randrange(len(entries)) if len(entries) else None
     kind = rng.random()
     if index is not None and kind < 0.15:
@@ -158,7 +158,7 @@ def of_repeated(entries: Any, field: FieldDescriptor, rng: random.Random, depth:
 
 
 def value_of(field: FieldDescriptor, rng: random.Random) -> Any:
-    """A value that the field can have."""
+    """Return a random value that the field can have."""
     kind = field.cpp_type
     if kind in WHOLE:
         low, high = WHOLE[kind]

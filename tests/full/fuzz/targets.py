@@ -1,4 +1,4 @@
-"""What is fuzzed by coverage: bytes go in, and a `SharpError` of one sentence may come out, but nothing else."""
+"""Targets of fuzzing by coverage: functions that read bytes and may raise only a `SharpError` of one sentence."""
 
 import base64
 import random
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from sharp.plugins.errors import SharpError
+from sharp.core.errors import SharpError
 from tests.full.fuzz.structured import Mutation, of_bytes
 
 MODULES = ("wire_targets", "text_targets", "file_targets")
@@ -20,14 +20,17 @@ class NotOneSentenceError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """`run` reads bytes; `seeds` are good ones; `mutate` changes them and keeps their form."""
+    """A target of fuzzing.
+
+    `run` reads bytes, `seeds` are good inputs, and `mutate` changes an input and keeps its form.
+    """
 
     run: Callable[[bytes], object]
     seeds: Sequence[bytes]
     mutate: Mutation = of_bytes
 
     def check(self, content: bytes) -> None:
-        """Read the bytes; raises what is a finding."""
+        """Read the bytes, and raise an exception that is a finding."""
         try:
             self.run(content)
         except SharpError as error:
@@ -35,18 +38,18 @@ class Target:
                 raise NotOneSentenceError(str(error)) from error
 
     def damaged(self, content: bytes, seed: int) -> bytes:
-        """The bytes, damaged in a way that follows from the seed."""
+        """Return the bytes, damaged in a way that follows from the seed."""
         return self.mutate(content, random.Random(seed))
 
 
 def kept_inputs(name: str) -> list[bytes]:
-    """The inputs of a target that are in the repository: one in each line, as base64."""
+    """Return the inputs of a target that are in the repository, one base64 text per line."""
     file = CORPUS / f"{name}.txt"
     return [base64.b64decode(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def keep(name: str, inputs: Sequence[bytes]) -> None:
-    """Make these the inputs of a target that are in the repository."""
+    """Replace the inputs of a target in the repository."""
     CORPUS.mkdir(exist_ok=True)
     lines = sorted({base64.b64encode(content).decode() for content in inputs}, key=lambda line: (len(line), line))
     (CORPUS / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -60,7 +63,7 @@ def write_inputs(inputs: Sequence[bytes], folder: Path) -> None:
 
 
 def makers() -> dict[str, Callable[[Path], Target]]:
-    """Name -> what makes the target in an empty folder."""
+    """Return all functions that make a target in an empty folder, by the target's name."""
     found: dict[str, Callable[[Path], Target]] = {}
     for module in MODULES:
         found |= import_module(f"tests.full.fuzz.{module}").MAKERS
@@ -68,7 +71,7 @@ def makers() -> dict[str, Callable[[Path], Target]]:
 
 
 def maker(name: str) -> Callable[[Path], Target]:
-    """One of `makers`; imports no more than it needs."""
+    """Return the function that makes the target `name`; imports only the module that defines it."""
     for module in MODULES:
         if name in (found := import_module(f"tests.full.fuzz.{module}").MAKERS):
             return found[name]

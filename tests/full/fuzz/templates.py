@@ -1,4 +1,4 @@
-"""Chat templates in this process: what `sharp.serving.text.template_worker` does in one of its own."""
+"""Chat templates in this process, instead of in the process of `sharp.serving.text.template_worker`."""
 
 import json
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from sharp.serving.text.template_worker import Templates
 
 
 class InProcess:
-    """Renders one template, as its process would."""
+    """A renderer of one template, in place of `TemplateProcess`."""
 
     def __init__(self, source: str) -> None:
         self._templates = Templates({"default": source, "tools": source}, {})
         self.variables = self._templates.variables
 
     def render(self, name: str, values: Mapping[str, Any]) -> str:
-        """See `TemplateProcess`."""
+        """Render the template with the errors of `TemplateProcess.render` but without limits of time and memory."""
         try:
             sent = json.loads(json.dumps({"name": name, "values": values}))
         except (RecursionError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Headers of very many empty tensors: `sharp-export` refuses them in one sentence, without taking memory for each."""
+"""Headers of very many empty tensors: `sharp-export` refuses them in one sentence, without much memory."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ import pytest
 TENSORS = 400_000
 MOST_KIB = 10**9 // 1024
 EXPORT = Path(sys.executable).with_name("sharp-export")
-# A process between: one that is started by these tests counts their memory as its own peak.
+# An extra process runs the command, because a direct child of the tests counts their memory as its own peak.
 MEASURED = """
 import resource, subprocess, sys
 ended = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
@@ -21,14 +21,14 @@ sys.exit(ended.returncode)
 
 
 def safetensors() -> bytes:
-    """A file of empty tensors."""
+    """Return a safetensors file of empty tensors."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"t{number}": entry for number in range(TENSORS)}).encode()
     return struct.pack("<Q", len(header)) + header
 
 
 def gguf() -> bytes:
-    """The same as GGUF."""
+    """Return a GGUF file of empty tensors."""
     names = (f"t{number}".encode() for number in range(TENSORS))
     entries = (struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 0, 0, 0) for name in names)
     return b"GGUF" + struct.pack("<IQQ", 3, TENSORS, 0) + b"".join(entries)

@@ -1,4 +1,4 @@
-"""Requests that Schemathesis makes of `/openapi.json`: each has a documented response, and none fails the server."""
+"""Requests that Schemathesis makes from `/openapi.json`: each has a documented response, and none fails the server."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.serving.conftest import write_folder
 
 TEMPLATE = "{% if tools %}{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
-EXAMPLES = 12  # of each operation
+EXAMPLES = 12  # examples of each operation
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 OPERATIONS = (
     ("post", "/v1/completions"),
@@ -46,20 +46,23 @@ def api(start_server, tmp_path_factory) -> Any:
 
 
 def fields_of(api: Any, operation: Any) -> dict[str, Any]:
-    """The schema of what a request holds."""
+    """Return the schema of an operation's request body."""
     reference = operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     return api.raw_schema["components"]["schemas"][reference.rpartition("/")[2]]
 
 
 def chosen(body: dict[str, Any], required: set[str]) -> list[str]:
-    """The fields that it needs and a few others: of all together one is always refused."""
+    """Return the required fields of a request and a few others.
+
+    All fields together would always be refused.
+    """
     others = sorted(set(body) - required - {"model"})
     number = len(str(body))
     return [*(required & set(body)), *{others[(number + step) % len(others)] for step in range(number % 4) if others}]
 
 
 def test_every_operation_is_tried_here(api):
-    assert {(one.ok().method, one.ok().path) for one in api.get_all_operations()} == set(OPERATIONS)
+    assert {(operation.ok().method, operation.ok().path) for operation in api.get_all_operations()} == set(OPERATIONS)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Files from someone else: damaged or made to hurt, they load or are refused in one sentence."""
+"""Files from someone else, damaged or made to hurt, load or are refused in one sentence."""
 
 import shutil
 
 import pytest
 
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 from tests.full.fuzz.fuzz import check, fuzz
 from tests.full.fuzz.hostile import HOSTILE, write
 from tests.full.fuzz.readers import READERS, Reader
@@ -15,7 +15,7 @@ BY_NAME = {reader.name: reader for reader in READERS}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The sample of a reader, made once, copied for every test."""
+    """Return a function that copies the sample of a reader into a folder; each sample is made once."""
     made = {}
 
     def copy(reader, folder):

@@ -1,4 +1,4 @@
-"""The targets of `make fuzz`, shortly: the inputs that were kept, and some that follow from a seed."""
+"""A short run of the targets of `make fuzz`: the kept inputs, and some inputs that follow from a seed."""
 
 import importlib.util
 import os
@@ -12,10 +12,10 @@ from tests.full.fuzz.native.build import ROOT, TARGETS, build_replay
 from tests.full.fuzz.targets import CORPUS, kept_inputs, makers, write_inputs
 from tests.missing_tools import missing
 
-RUNS = 100  # of each target
-RANDOM_CALLS = 2000  # of each native target
+RUNS = 100  # runs of each target
+RANDOM_CALLS = 2000  # runs of each native target
 MAKERS = makers()
-MOST_KEPT = 10**6  # bytes
+MOST_KEPT = 10**6  # bytes of all kept inputs
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -29,7 +29,7 @@ def test_kept_inputs_and_damaged_ones_are_read_or_refused_in_one_sentence(name, 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_kernels_refuse_or_run_any_call(name, tmp_path):
-    compiler = next((found for one in ("c++", "g++", "clang++") if (found := shutil.which(one))), None) or missing(
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None) or missing(
         "no c++"
     )
     write_inputs(kept_inputs(f"native-{name}"), tmp_path / "kept")

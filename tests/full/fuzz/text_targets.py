@@ -1,4 +1,4 @@
-"""Texts and tokens that a client makes a model write, and templates: parsers that see them piece by piece."""
+"""Targets for texts and tokens that a client makes a model write, and for templates; texts come piece by piece."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ CALLS = (
 
 
 def pieces(text: str, size: int) -> Iterator[str]:
-    """The text in pieces of up to so many characters, in a pattern that is not regular."""
+    """Yield the text in pieces of up to `size` characters, in an irregular pattern."""
     start, step = 0, 0
     while start < len(text):
         step = (step * 7 + 3) % (size + 1)
@@ -32,7 +32,7 @@ def pieces(text: str, size: int) -> Iterator[str]:
 
 
 def parsed(kind: int, parts: Iterator[str], *, cut: bool) -> tuple[str, str, tuple[str, ...]]:
-    """The thoughts, the content and the calls of a completion."""
+    """Return the thoughts, the content and the calls in a completion."""
     names = sorted(set(PARSERS) - {"qwen", "llama3_json"})
     forms = sorted(FORMS)
     form = kind // 8 % (len(forms) + 1)
@@ -40,12 +40,12 @@ def parsed(kind: int, parts: Iterator[str], *, cut: bool) -> tuple[str, str, tup
     parser = MessageParser(PARSERS[names[kind % len(names)]](several=kind < 128), reasoning)
     found = [parser.push(part) for part in parts]
     found.append(parser.end(cut=cut))
-    calls = tuple(f"{call.name} {call.arguments}" for one in found for call in one.calls)
-    return "".join(one.reasoning for one in found), "".join(one.content for one in found), calls
+    calls = tuple(f"{call.name} {call.arguments}" for part in found for call in part.calls)
+    return "".join(part.reasoning for part in found), "".join(part.content for part in found), calls
 
 
 def completions(_folder: Path) -> Target:
-    """Calls of tools and thoughts in a completion: the same parts, however it is cut into pieces."""
+    """Return the target of tool calls and thoughts in a completion: cutting it into pieces changes no part of it."""
 
     def run(content: bytes) -> None:
         kind, size, text = content[:1], content[1:2], content[2:].decode(errors="replace")
@@ -58,7 +58,7 @@ def completions(_folder: Path) -> Target:
 
 
 def stops(_folder: Path) -> Target:
-    """Stop strings: no letter is lost before the string that was found, and none is found too late."""
+    """Return the target of stop strings: no letter before a match is lost, and no match is found too late."""
 
     def found(strings: tuple[str, ...], parts: Iterator[str], *, shown: bool) -> tuple[str, str | None]:
         stop, text = StopStrings(strings, shown=shown), ""
@@ -71,12 +71,12 @@ def stops(_folder: Path) -> Target:
 
     def run(content: bytes) -> None:
         size, rest = content[:1], content[1:].decode(errors="replace").split("|")
-        strings = tuple(one for one in rest[:-1] if one)[:8]
+        strings = tuple(text for text in rest[:-1] if text)[:8]
         number = size[0] if size else 0
         shown, matched = found(strings, pieces(rest[-1], number % 16), shown=bool(number & 128))
         kept = shown if number & 128 else shown + (matched or "")
         assert rest[-1].startswith(kept), (rest[-1], shown, matched)
-        assert matched is not None or (shown == rest[-1] and not any(one in shown for one in strings)), (
+        assert matched is not None or (shown == rest[-1] and not any(text in shown for text in strings)), (
             rest[-1],
             shown,
         )
@@ -85,11 +85,11 @@ def stops(_folder: Path) -> Target:
 
 
 def tokens(folder: Path) -> Target:
-    """Token ids to text one by one: together they are the text of all."""
+    """Return the target of a detokenizer: the texts of tokens one by one are the text of all tokens."""
     from types import SimpleNamespace
 
     byte_tokenizer().save(str(folder / "tokenizer.json"))
-    manifest = SimpleNamespace(tokenizer=SimpleNamespace(file="tokenizer.json"))
+    manifest = SimpleNamespace(tokenizer=SimpleNamespace(file="tokenizer.json"), vocab_size=257, name="bytes")
     tokenizer = load_tokenizer(folder, manifest)
     assert tokenizer is not None
 
@@ -98,14 +98,14 @@ def tokens(folder: Path) -> Target:
         detokenizer = Detokenizer(tokenizer, special_tokens=len(content) % 2 == 0)
         text = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
         whole = tokenizer.decode(ids, special_tokens=len(content) % 2 == 0)
-        # A character that is not complete at the end has no text.
+        # An incomplete character at the end has no text.
         assert text.rstrip("\ufffd") == whole.rstrip("\ufffd"), (text, whole)
 
     return Target(run, (b"a text", "é🙂ß".encode(), b"\xf0\x9f\x99a\xff\xff\x80", bytes(range(256))))
 
 
 def template(_folder: Path) -> Target:
-    """The source of a chat template, and what it makes of a conversation."""
+    """Return the target of a chat template's source and of the text that it makes from a conversation."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": []}]
     seeds = (
         b"{% for message in messages %}{{ message.role }}: {{ message['content'] | trim }}\n{% endfor %}",
@@ -117,7 +117,7 @@ def template(_folder: Path) -> Target:
     def run(content: bytes) -> None:
         source = content.decode(errors="replace")
         if any(costly in source for costly in ("range", "*", "format", "%0", "center", "indent", "wordwrap", "lipsum")):
-            return  # its process has a limit of time and memory; here is none
+            return  # the templates' own process limits time and memory; there is no limit here
         try:
             made = InProcess(source)
         except Exception:

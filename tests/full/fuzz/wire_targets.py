@@ -1,4 +1,4 @@
-"""Requests on the wire: bodies and messages, to what the engine would get, without sockets and without an engine."""
+"""Targets for bodies and messages of requests, up to the engine's input, without sockets and without an engine."""
 
 import contextlib
 import json
@@ -10,8 +10,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from pydantic_core import to_json
 
+from sharp.core.manifest import read_manifest
 from sharp.kserve import grpc_service_pb2 as kserve
-from sharp.plugins.manifest import read_manifest
 from sharp.serving.api.errors import InputError
 from sharp.serving.api.guided import Guided
 from sharp.serving.engine.model_folder import ModelFolder
@@ -45,24 +45,25 @@ from tests.full.fuzz.templates import InProcess
 from tests.serving.conftest import write_folder
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {"a": {}}}}}
-MOST_PROMPTS = 4  # that are prepared of one body
-# A template that uses all that a conversation may have.
+MOST_PROMPTS = 4  # the most prompts of one body that are prepared
+# A template that uses every part of a conversation.
 TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for one in documents or [] %}{{ one | tojson }}"
-    "{% endfor %}{{ reasoning_effort or '' }}{% for call in messages[-1].tool_calls or [] %}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for document in documents or [] %}{{ document | tojson }}{% endfor %}{{ reasoning_effort or '' }}"
+    "{% for call in messages[-1].tool_calls or [] %}"
     "{{ call.function.name + call.function.arguments | tojson }}{% endfor %}" + CHATML
 )
 
 
 class _NoGuides:
-    """In place of the compiler, which is a process of its own with limits of its own."""
+    """A stand-in for the compiler of guides, which runs in its own process with its own limits."""
 
     def compile(self, guided: Guided) -> None:
         json.dumps(repr(guided))
 
 
 def model_folder(folder: Path) -> ModelFolder:
-    """A model whose tokens are bytes."""
+    """Return a model whose tokens are bytes."""
     path = write_folder(folder / "counting", hashing=0)
     manifest = read_manifest(path)
     guides: Any = _NoGuides()
@@ -70,7 +71,7 @@ def model_folder(folder: Path) -> ModelFolder:
 
 
 def endpoint_of(model: Any) -> Endpoint:
-    """The routes' view of the model, with a template that runs here, so that its lines are covered, too."""
+    """Return the routes' view of the model, with a template that renders in this process, so that coverage sees it."""
     template = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
     template.close()
     template._process = InProcess(TEMPLATE)  # type: ignore[assignment]
@@ -80,7 +81,7 @@ def endpoint_of(model: Any) -> Endpoint:
 
 
 def generation(kind: type[Any], *bodies: dict[str, Any]) -> Callable[[Path], Target]:
-    """A route that generates."""
+    """Return the maker of the target of a route that generates."""
     seeds = [json.dumps(body).encode() for body in bodies]
 
     def make(folder: Path) -> Target:
@@ -98,7 +99,7 @@ def generation(kind: type[Any], *bodies: dict[str, Any]) -> Callable[[Path], Tar
 
 
 def with_response(run: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    """The same; an error is written as a response, too."""
+    """Return `run` with every error also written as a response."""
 
     def checked(body: bytes) -> object:
         try:
@@ -111,7 +112,7 @@ def with_response(run: Callable[[bytes], object]) -> Callable[[bytes], object]:
 
 
 def tokenization(kind: type[TokenizerRequest], *bodies: dict[str, Any]) -> Callable[[Path], Target]:
-    """A route that needs the tokenizer only."""
+    """Return the maker of the target of a route that needs only the tokenizer."""
     seeds = [json.dumps(body).encode() for body in bodies]
 
     def make(folder: Path) -> Target:
@@ -127,7 +128,10 @@ def tokenization(kind: type[TokenizerRequest], *bodies: dict[str, Any]) -> Calla
 
 
 def encoder(_folder: Path) -> Target:
-    """The routes of an encoder, by the first byte, as far as the body's own checks go."""
+    """Return the target of an encoder's routes, up to the checks of the body.
+
+    The first byte chooses the route.
+    """
     kinds: tuple[type[Any], ...] = (EmbeddingRequest, RerankRequest, ScoreRequest)
     fields = UnknownFields("warn")
     manifest: Any = SimpleNamespace(name="encoder", classification=None)
@@ -150,7 +154,7 @@ def encoder(_folder: Path) -> Target:
 
 
 def grpc_generate(folder: Path) -> Target:
-    """`GenerateRequest` of `sharp.v1`."""
+    """Return the target of `GenerateRequest` of `sharp.v1`."""
     model, kind = model_folder(folder), inference_pb2.GenerateRequest
     rich = kind(text="a text", request_id="1", priority=3, cache_salt="x")
     rich.sampling.temperature, rich.sampling.top_k, rich.sampling.top_p, rich.sampling.seed = 0.5, 4, 0.9, 7
@@ -169,7 +173,7 @@ def grpc_generate(folder: Path) -> Target:
 
 
 def infer_requests() -> list[kserve.ModelInferRequest]:
-    """Good messages of KServe's protocol: in contents and raw, of text and of numbers."""
+    """Return good messages of KServe's protocol: with contents and raw, with text and with numbers."""
     kind = kserve.ModelInferRequest
     text = kind(model_name="counting", id="1")
     text.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
@@ -192,7 +196,7 @@ def infer_requests() -> list[kserve.ModelInferRequest]:
 
 
 def kserve_infer(folder: Path) -> Target:
-    """`ModelInferRequest`, of a decoder and of a model with its own tensors."""
+    """Return the target of `ModelInferRequest`, for a decoder and for a model with its own tensors."""
     model, kind = model_folder(folder), kserve.ModelInferRequest
     service: Any = SimpleNamespace(model=model, fields=UnknownFields("warn"))
     statistics: Any = None
@@ -210,12 +214,15 @@ def kserve_infer(folder: Path) -> Target:
 
 
 def kserve_http(folder: Path) -> Target:
-    """Bodies of `/v2/models/M/infer` and `generate`, by the first byte; the second is the length of the JSON, or 0."""
+    """Return the target of the bodies of `/v2/models/M/infer` and `generate`.
+
+    The first byte chooses the route, and the second is the length of the JSON, or 0.
+    """
     model = model_folder(folder)
     service: Any = SimpleNamespace(model=model, fields=UnknownFields("warn"))
     statistics: Any = None
     inference = TextInference(service, statistics)
-    routes: Any = SimpleNamespace(endpoint=None, model=None)
+    routes: Any = SimpleNamespace(endpoint=SimpleNamespace(service=service), model=None)
     request: Any = SimpleNamespace(path_params={"model": "counting"}, headers={})
     generate = _Generate(routes)
     inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
@@ -250,11 +257,11 @@ def kserve_http(folder: Path) -> Target:
 
 
 def metrics(_folder: Path) -> Target:
-    """`/metrics`: the header `Accept`, and names of metrics after zeros."""
+    """Return the target of `/metrics`: the header `Accept`, and the names of metrics after zeros."""
     registry = CollectorRegistry()
     Counter("a_total", "A counter.", ["model"], registry=registry).labels("m").inc()
     Histogram("b_seconds", "A histogram.", registry=registry).observe(1)
-    family = Family("c", "gauge", "", "Of each head.", "c 1\n")
+    family = Family("c", "gauge", "Of each head.", "c 1\n")
 
     def run(content: bytes) -> None:
         accept, *names = content.decode("latin-1").split("\0")

@@ -1,1 +1,1 @@
-"""Modules that nobody here wrote."""
+"""Tests with modules that were not written for Sharp."""

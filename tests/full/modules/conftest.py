@@ -1,4 +1,4 @@
-"""The libraries of `make foreign` are there for these tests only."""
+"""A fixture that makes the libraries of `make foreign` importable in these tests only."""
 
 from collections.abc import Iterator
 

@@ -1,10 +1,11 @@
-"""Every foreign module in every form with every norm, once: takes hours, so its outcome is archived.
+"""Every foreign module in every form with every norm, once: takes hours, so the outcomes are archived.
 
 .venv/bin/python -m tests.full.modules.every_norm run PART PARTS
+
 .venv/bin/python -m tests.full.modules.every_norm write
 
-The first appends to build/every_norm.PART.jsonl what neither that file nor the archive has; the second adds the parts
-to the archive every_norm.json beside this, and writes the table of the page.
+`run` appends to build/every_norm.PART.jsonl the exports that neither that file nor the archive has. `write` adds the
+parts to the archive every_norm.json beside this file, and writes the table of the page.
 """
 
 import json
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 
 import sharp
-from sharp.exporter.programs.module import check_traced, evaluated, trace
-from sharp.plugins.errors import InputError, VerificationError
+from sharp.core.errors import InputError, VerificationError
+from sharp.exporter.module import check_traced, evaluated, trace
 from tests.full.modules.libraries import foreign_libraries
 from tests.full.modules.test_foreign import DECODERS, OTHERS
 
@@ -47,12 +48,16 @@ NORMS: dict[str, dict[str, Any]] = {
     "relu2": {},
 }
 VERIFIED = "verified"
-# Such norms scale the query: of capped logits none can, and a scale per token needs what the query is a projection of.
+# These norms scale the query. No norm can scale capped logits, and a scale per token needs the tensor from which the
+# query is projected.
 REFUSALS = ("caps its logits", "is no projection of one tensor")
 
 
 def jobs() -> list[tuple[str, str, str]]:
-    """Module, form and norm; decoders with one form for each norm first, which meets every pair of two."""
+    """Return module, form and norm of every export.
+
+    Decoders with one form for each norm come first, which meets every pair of a module, a form and a norm early.
+    """
     cases = [(name, norm, at) for at, name in enumerate(DECODERS) for norm in NORMS]
     first = [(name, FORMS[(at + list(NORMS).index(norm)) % 3], norm) for name, norm, at in cases]
     others = [(name, "none", norm) for name in OTHERS for norm in NORMS]
@@ -84,7 +89,7 @@ def run(part: int, parts: int) -> None:
 
 
 def outcome(program: torch.export.ExportedProgram, form: str, norm: str) -> str:
-    """What one export comes to: verified, or the sentence of a refusal."""
+    """Return the outcome of an export: verified, or the sentence of a refusal."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "model"
         try:
@@ -95,12 +100,12 @@ def outcome(program: torch.export.ExportedProgram, form: str, norm: str) -> str:
 
 
 def archived() -> dict[tuple[str, str, str], str]:
-    """The outcomes of the archive."""
+    """Return the archived outcomes by module, form and norm."""
     return {(name, form, norm): found for name, form, norm, found in json.loads(ARCHIVE.read_text(encoding="utf-8"))}
 
 
 def table() -> str:
-    """The table in Markdown: how many norms of how many are verified, of those that were run."""
+    """Return the Markdown table of how many norms are verified, refused and failed for each module and form."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for (name, form, _), found in archived().items():
         kind = found if found == VERIFIED else "refused" if is_refusal(found) else "failed"
@@ -113,12 +118,12 @@ def table() -> str:
 
 
 def is_refusal(found: str) -> bool:
-    """Whether an outcome is a sentence that says what the norm or the form cannot do with the module."""
+    """Whether an outcome says that the norm or the form does not fit the module."""
     return any(words in found for words in REFUSALS)
 
 
 def cell(found: Counter[str]) -> str:
-    """What one form of one module came to."""
+    """Return the table's cell for one form of one module."""
     words = {VERIFIED: "verified", "refused": "refused", "failed": "failed"}
     return ", ".join(f"{found[kind]} {word}" for kind, word in words.items() if found[kind])
 

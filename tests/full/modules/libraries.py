@@ -1,4 +1,4 @@
-"""Libraries whose pins conflict with ours are in `build/foreign` (`make foreign`), without what they depend on."""
+"""Libraries with pins that conflict with Sharp's, in `build/foreign` (`make foreign`), without their dependencies."""
 
 import importlib.util
 import sys
@@ -14,15 +14,18 @@ FOLDER = Path(__file__).parents[3] / "build" / "foreign"
 
 @contextmanager
 def foreign_libraries() -> Iterator[None]:
-    """Behind everything that is installed. timm imports torchvision, whose wheel is for CUDA, and torchtune imports
-    datasets, which is not there; neither calls anything of it."""
+    """Make the foreign libraries importable, after all installed packages.
+
+    timm imports torchvision, whose wheel is for CUDA, and torchtune imports datasets, which is not installed. Neither
+    calls a function of them, so stand-ins suffice.
+    """
     if not FOLDER.is_dir():
         yield
         return
     sys.path.append(str(FOLDER))
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        if torch.version.cuda is None:  # or torchvision brings them itself
+        if torch.version.cuda is None:  # with CUDA torchvision defines the operators itself
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     absent = ("datasets", "datasets.distributed") if importlib.util.find_spec("datasets") is None else ()
     sys.modules.update({name: MagicMock() for name in absent})

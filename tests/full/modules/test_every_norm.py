@@ -1,4 +1,4 @@
-"""The table of docs/reference/foreign-modules.md is what the archive of `every_norm` says, and nothing of it failed."""
+"""The table of docs/reference/foreign-modules.md agrees with the archive of `every_norm`, and no export failed."""
 
 from tests.full.modules.every_norm import BEGIN, END, PAGE, VERIFIED, archived, is_refusal, jobs, table
 

@@ -1,4 +1,4 @@
-"""Modules that nobody here wrote: what is recognised in them, and what is written."""
+"""Modules that were not written for Sharp: their attention is recognised, and the exported models agree with them."""
 
 import importlib
 import subprocess
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import sharp
-from sharp.exporter.programs.module import check_traced, evaluated, trace
+from sharp.core.errors import InputError
+from sharp.exporter.module import check_traced, evaluated, trace
 from sharp.exporter.programs.reading import ProgramOptions, read_program
 from sharp.models.normalized_attention import normalized_attention
-from sharp.plugins.errors import InputError
 from tests.exporter.programs import gpt
 
 VOCABULARY, WIDTH, HEADS = 97, 32, 4
@@ -67,7 +67,7 @@ class TorchDecoder(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """Encoder and decoder: layers over other tokens, and cross-attention."""
+    """A module with an encoder and a decoder: layers over different tokens, and cross-attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
 }
 FORMS = [("contiguous", "softmax"), ("none", "entmax"), ("paged", "ssmax")]
 EVERY_FORM = ("x-transformers, grouped", "litgpt gemma", "torch")
-# An export takes ten seconds, so each of the others has one norm, and between them they have all.
+# An export takes ten seconds, so each of the other modules has one norm, and together they have all norms.
 NORMS = ("ssa", "entmax", "adaptive-temperature", "softmax", "sparsemax", "sigmoid", "relu", "relu2")
 CASES = [(name, "paged", NORMS[number % len(NORMS)]) for number, name in enumerate(DECODERS)] + [
     (name, *form) for name in EVERY_FORM for form in FORMS

@@ -1,4 +1,4 @@
-"""The blocks of docs/your-own-model.md, run in order as a reader would, at a smaller size and for seconds."""
+"""The blocks of docs/your-own-model.md, run in order as by a reader, at a smaller size and for seconds."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from tests.full.end_to_end.commands import serve
 
 ROOT = Path(__file__).parents[3]
@@ -20,14 +20,15 @@ SMALLER = {
 }
 
 
-# What stands above the block of a saved program on the page, in short.
+# A short form of the page's text above the block of a saved program.
 BEFORE_SAVED = """import torch
 from gpt import GPT
 
 model, ids = GPT(), torch.zeros(2, 8, dtype=torch.int64)
 model.load_state_dict(torch.load("gpt.pt", weights_only=True))
 """
-NOT_RUN = ("GPTConfig", "adapt_module")  # nanoGPT's file; `tests/exporter/adapt/test_module.py`
+# nanoGPT's own file, and a block that `tests/exporter/adapt/test_module.py` tests
+NOT_RUN = ("GPTConfig", "adapt_module")
 
 
 def test_the_tutorial_ends_with_a_served_model(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_the_tutorial_ends_with_a_served_model(tmp_path: Path) -> None:
 
     def run(*command: str) -> str:
         done = subprocess.run(
-            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=400, check=False
+            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -57,7 +58,7 @@ def test_the_tutorial_ends_with_a_served_model(tmp_path: Path) -> None:
         *(True, "paged", "ssa"),
         True,
     )
-    serving, asking, saved = [block for kind, block in fenced if not kind][:3]
+    serving, asking, _of_a_trainer, saved = [block for kind, block in fenced if not kind][:4]
     assert serving == "sharp-serve gpt-ssa\n"
     with serve(tmp_path / "gpt-ssa") as server:
         here = asking.replace("localhost:50051", server.grpc).replace("localhost:8000", server.http)

@@ -1,4 +1,4 @@
-"""What takes torch long to trace: entmax by bisection, block masks of flex_attention."""
+"""Modules that torch traces slowly: entmax by bisection, and block masks of flex_attention."""
 
 from functools import partial
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from sharp.core.errors import InputError
 from sharp.exporter.programs.decoder import ProgramDecoder
-from sharp.plugins.errors import InputError
 from tests.exporter.programs import gpt
 from tests.exporter.programs.test_recognition import TOKENS, read
 

@@ -1,4 +1,4 @@
-"""A client whose link is cut, with nothing that says so: two network namespaces with a cable between them."""
+"""A client whose link is cut without a notice, between two network namespaces with a cable."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def ip(*arguments):
 
 @pytest.fixture
 def namespaces():
-    """The names of two namespaces; the end of their cable in the first is `server`."""
+    """Yield the names of two namespaces; the end of their cable in the first namespace is named `server`."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         missing("network namespaces need root and the command ip")
     names = [f"sharp-{side}-{os.getpid()}" for side in ("server", "client")]
@@ -68,7 +68,10 @@ def line_with(process, pattern):
 
 
 def test_the_request_of_a_client_behind_a_cut_link_ends(namespaces, counting):
-    """TCP gives up what is not acknowledged after the keepalive timeout of 20 s; the whole completion would take 50."""
+    """A request ends when its client's link is cut, after TCP's keepalive timeout of 20 s.
+
+    The whole completion would take 50 s.
+    """
     server = inside(
         namespaces[0],
         *(sys.executable, "-c", SERVE_SLOWLY, str(counting)),

@@ -28,7 +28,7 @@ pytestmark = optional("npm")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The example with its packages, which are installed once, and a model."""
+    """Return the folder of the example with a model and its packages, which are installed only once."""
     folder = ROOT / "build" / "browser-client"
     shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules", "model"))
     shutil.copy(Path(__file__).with_name("browser_example.mjs"), folder)
@@ -44,7 +44,7 @@ def example(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(example):
-    """The completion by ONNX Runtime in Python; tokens are bytes here."""
+    """Return the completion that ONNX Runtime computes in Python; a token of the model is a byte."""
     session = ContiguousSession(example / "model", kernels=False)
     tokens = session.generate(np.array([[*PROMPT.encode()]]), TOKENS)[0].tolist()
     assert 256 not in tokens
@@ -91,7 +91,7 @@ def test_it_completes_in_a_browser(example, expected, tmp_path):
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Without a line for each request."""
+    """A handler of HTTP requests that logs nothing."""
 
     def log_message(self, *_arguments):
         pass

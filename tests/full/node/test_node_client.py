@@ -20,7 +20,7 @@ pytestmark = optional("npm")
 
 @pytest.fixture(scope="module")
 def example():
-    """The example with its packages, which are installed once."""
+    """Return the folder of the example with its packages, which are installed only once."""
     folder = ROOT / "build" / "node-client"
     shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules"))
     if not (folder / "node_modules" / ".package-lock.json").exists():

@@ -1,11 +1,11 @@
-"""Clusters of several nodes on this machine; `sharp` has three, each at a loopback address of its own."""
+"""Clusters of several nodes on this machine; the fixture `sharp` has three nodes with a loopback address each."""
 
 import json
 import os
 import socket
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
+from ray._private import services
 from ray.cluster_utils import Cluster
 from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.config import HTTPOptions, gRPCOptions
@@ -20,13 +21,14 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from sharp.ray.application import Arguments
 from sharp.ray.replica import ModelServer
 from tests.full.deploy.dockerfile import environment, lineage, read_stages
+from tests.full.ray.patience import patient_get_node
 from tests.full.ray.slow_server import FOLDER, HELD, SlowServer
 from tests.serving.conftest import write_folder
 
 ROOT = Path(__file__).parents[3]
 IMAGE = environment(lineage(read_stages((ROOT / "deploy" / "docker" / "Dockerfile").read_text()), "ray"))
 NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
-# Ray notices a lost node after a quarter of a minute unless it is told to look more often.
+# Without these settings Ray notices a lost node only after 15 seconds.
 WATCH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 REPLICAS = 3
 MODELS = ("counting", "hashing")
@@ -40,10 +42,7 @@ def free_port():
 
 
 def add_node(cluster, **options):
-    """Start a node. Ray gives one up whose own helpers take over 15 s to start, which happens on a busy machine."""
-    for _ in range(2):
-        with suppress(Exception):
-            return cluster.add_node(wait=False, **NODE, **options)
+    """Start a node, without waiting until the other nodes know it."""
     return cluster.add_node(wait=False, **NODE, **options)
 
 
@@ -66,7 +65,7 @@ class Replica:
     gpu: str = ""
 
     def total(self, name, model="counting"):
-        """The sum of a metric as Prometheus would read it now."""
+        """Return the sum of a metric as Prometheus would read it now."""
         with urllib.request.urlopen(self.metrics, timeout=10) as response:
             families = text_string_to_metric_families(response.read().decode())
             samples = [sample for family in families for sample in family.samples if sample.name == name]
@@ -76,12 +75,15 @@ class Replica:
         return self.total("sharp_requests_running")
 
     def ongoing(self):
-        """What Serve counts against `max_ongoing_requests`."""
+        """Return the count that Serve compares with `max_ongoing_requests`."""
         return ray.get(ray.get_actor(self.actor, SERVE_NAMESPACE).get_num_ongoing_requests.remote())
 
 
 class Sharp:
-    """A cluster, and `sharp` deployed in it once it has nodes and has been started."""
+    """A cluster, and a deployment of `sharp` in it.
+
+    `add_head`, `add_node` and `start` begin the cluster and the deployment.
+    """
 
     def __init__(self, folder, **settings):
         self.cluster = Cluster()
@@ -108,7 +110,7 @@ class Sharp:
         self.deploy(**options)
 
     def deploy(self, version="1", server=SlowServer, metrics_port=0, **options):
-        """Deploy with other options; another version replaces the replicas, as other arguments do in `serve deploy`."""
+        """Deploy with other options; a new `version` replaces the replicas, as new arguments do in `serve deploy`."""
         arguments = Arguments(
             models=[str(folder) for folder in self._models],
             metrics_port=metrics_port,
@@ -127,7 +129,7 @@ class Sharp:
 
     @contextmanager
     def held(self):
-        """Requests are taken, and no stream goes on or begins."""
+        """Hold all streams: requests are accepted, but no stream begins or goes on in the block."""
         flag = self._folder.parent / HELD
         flag.touch()
         try:
@@ -146,7 +148,7 @@ class Sharp:
         return sum(replica.ongoing() for replica in self.replicas())
 
     def replicas(self):
-        """Those whose process is there."""
+        """Return the replicas whose process is alive."""
         found = []
         for path in self._folder.iterdir():
             replica = Replica(path.name, **json.loads(path.read_text()))
@@ -157,16 +159,17 @@ class Sharp:
 
 @contextmanager
 def empty_cluster(folder, **settings):
-    """A cluster without a node, in the environment that the image sets."""
+    """Yield a cluster without a node, in the environment of the image."""
     patch = pytest.MonkeyPatch()
     for name, value in {
-        "RAY_AUTH_MODE": "disabled",  # whatever lies in the home folder
+        "RAY_AUTH_MODE": "disabled",  # whatever a file in the home folder says
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         FOLDER: str(folder / "replicas"),
         **{name: value for name, value in IMAGE.items() if name.startswith("RAY_")},
     }.items():
         patch.setenv(name, value)
+    patch.setattr(services, "get_node", patient_get_node)
     found = Sharp(folder, **settings)
     try:
         yield found

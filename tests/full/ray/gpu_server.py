@@ -1,4 +1,4 @@
-"""A replica on an emulated GPU: it only waits, but it is bound to the device that Ray shows it, and can be lost."""
+"""A replica on an emulated GPU, which only waits, is bound to the device that Ray shows, and can be lost."""
 
 import os
 from pathlib import Path
@@ -14,11 +14,11 @@ from tests.serving.conftest import EOS
 
 STEP_SECONDS = 0.05
 ROWS = 64
-MEMORY = 1 << 24  # of the device
+MEMORY = 1 << 24  # bytes of the device
 
 
 class EmulatedGpu(EmulatedDevice):
-    """The one GPU that is visible. A file of its number beside the replicas' folder means that it is lost."""
+    """The only visible GPU. A file named by its number, beside the replicas' folder, means that the GPU is lost."""
 
     device = "cuda"
 
@@ -27,7 +27,7 @@ class EmulatedGpu(EmulatedDevice):
         if config.device != "cuda" or not visible().isdigit():
             raise InputError(f"device is {config.device} and the visible GPUs are {visible()!r}; one is needed")
         device = cls(manifest, STEP_SECONDS, ROWS)
-        device._logits[:, EOS] = -np.inf  # every stream has its length
+        device._logits[:, EOS] = -np.inf  # every stream has its full length
         return device
 
     def free_memory(self, largest):
@@ -35,7 +35,7 @@ class EmulatedGpu(EmulatedDevice):
 
     def step(self, batch):
         if (lost := lost_file(visible())).exists():
-            lost.unlink()  # the next process finds it well
+            lost.unlink()  # the next process finds the GPU in order
             raise DeviceLostError("the GPU is lost")
         return super().step(batch)
 

@@ -1,4 +1,4 @@
-"""A replica whose steps take a while, so that streams are still open when something happens to it."""
+"""A replica whose steps take a while, so that streams are still open when a test stops or replaces something."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from sharp.ray.replica import ModelServer
 from sharp.serving.engine.engine import Engine
 
 STEP_SECONDS = 0.1
-FOLDER = "SHARP_TEST_REPLICAS"  # where every replica says who and where it is
-HELD = "held"  # beside that folder: no replica makes a step while it is there
+FOLDER = "SHARP_TEST_REPLICAS"  # folder in which every replica describes itself
+HELD = "held"  # while a file of this name is beside that folder, no replica makes a step
 
 
 class SlowServer(ModelServer.func_or_class):
@@ -32,7 +32,7 @@ class SlowServer(ModelServer.func_or_class):
 
 
 def announce(server, **more):
-    """Say who and where a replica is."""
+    """Write a file that describes a replica: its process, node and addresses."""
     context = serve.get_replica_context()
     text = {
         "pid": os.getpid(),

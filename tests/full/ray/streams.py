@@ -1,4 +1,4 @@
-"""Streams that are read at the same time, and what becomes of them."""
+"""Streams that are read at the same time, and their outcomes."""
 
 import threading
 import time
@@ -20,9 +20,10 @@ def counted(prompt, count):
 
 
 class Streams:
-    """Streams of so many tokens each, by their numbers, each read in a thread.
+    """Streams of given numbers of tokens, each read in its own thread.
 
-    What fails with its server is sent `again` by that client, once, when the error says.
+    `lengths` has the number of tokens by the number of the stream. With `again`, another client, a stream that fails
+    with its server is sent once more, after the time that the error says.
     """
 
     def __init__(self, client, lengths, *, again=None):

@@ -1,4 +1,4 @@
-"""The engine on a cluster of Ray: the same client, and what it sees when replicas and nodes are lost or replaced."""
+"""The engine on a cluster of Ray, through the usual client, also when replicas and nodes are lost or replaced."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_it_refuses_as_a_server_does(client):
     with pytest.raises(FieldError, match="ids 0 to 256") as caught:
         client.generate([300], greedy(1))
     assert caught.value.field == "prompt"
-    with pytest.raises(FieldError, match="2500000"):  # 5 MB, on every way as large as a server takes
+    with pytest.raises(FieldError, match="2500000"):  # 5 MB, the most that a server takes on every way
         client.generate([200] * 2_500_000, greedy(1))
     with pytest.raises(NotFoundError, match="the cluster has counting, hashing"):
         client.tokenize("a", model="other")
@@ -63,7 +63,10 @@ def test_it_refuses_as_a_server_does(client):
 
 
 def test_a_request_is_ended_by_its_id_wherever_it_runs(sharp, client):
-    """Each of several, so that Abort comes to replicas that do not have the request."""
+    """Abort ends a request on any replica.
+
+    Three requests are aborted, so that Abort also reaches replicas that do not have the request.
+    """
     streams = {name: client.stream(f"{name} !", greedy(LONG), request_id=name) for name in ("one", "two", "three")}
     for stream in streams.values():
         next(stream)
@@ -106,16 +109,16 @@ def test_health_is_that_of_the_proxy(sharp):
 
 
 def test_two_models_on_one_replica(sharp, client):
-    """A replica holds one: the requested model is loaded in place of what was there."""
+    """One replica serves two models: it holds one model, and loads the requested model in its place."""
     prompt = [5, 6, 7]
     for _ in range(2):
         assert list(client.generate(prompt, greedy(4), model="hashing").token_ids) == greedy_hashing(prompt, 4)
         assert client.model_info(model="hashing").name == "hashing"
-        # Without a model any replica is asked, also the one that has just put the other in its place.
+        # Without a model any replica may respond, also the one that has just replaced its model.
         texts = [client.generate(f"{number} a", greedy(2)).text for number in range(4)]
         assert texts == ["bc"] * 4
-    assert sum(one.total("sharp_requests_total", "hashing") for one in sharp.replicas()) == 2
-    assert sum(one.total("sharp_requests_running", "hashing") for one in sharp.replicas()) == 0
+    assert sum(replica.total("sharp_requests_total", "hashing") for replica in sharp.replicas()) == 2
+    assert sum(replica.total("sharp_requests_running", "hashing") for replica in sharp.replicas()) == 0
 
 
 def test_the_index_has_every_model(sharp):
@@ -154,13 +157,14 @@ def test_http_streams(sharp):
                 times.append(time.monotonic())
                 texts.append(json.loads(line[6:])["choices"][0]["text"])
     assert "".join(texts) == "bcde"
-    assert times[3] - times[0] > 2 * STEP_SECONDS  # they came as they were made
+    assert times[3] - times[0] > 2 * STEP_SECONDS  # the tokens came one after the other
 
 
 def test_the_same_beginning_goes_to_the_same_replica(sharp, client):
     def totals():
         return {
-            one.name: (one.total("sharp_requests_total"), one.total("sharp_prefix_cache_hits_total")) for one in found
+            replica.name: (replica.total("sharp_requests_total"), replica.total("sharp_prefix_cache_hits_total"))
+            for replica in found
         }
 
     found, beginning = sharp.replicas(), [*range(64)]
@@ -182,11 +186,14 @@ def test_who_leaves_ends_the_request(sharp, client):
 
 
 def generated(sharp):
-    return sum(one.total("sharp_generated_tokens_total") for one in sharp.replicas())
+    return sum(replica.total("sharp_generated_tokens_total") for replica in sharp.replicas())
 
 
 def test_who_does_not_read_holds_nobody_up_and_leaves_nothing(sharp, client):
-    """What stops such a client is in `test_slow_readers`: here gRPC takes some megabytes before anyone waits."""
+    """A client that does not read delays no other client, and leaves no request behind.
+
+    `test_slow_readers` shows how such a client is stopped. Here gRPC buffers some megabytes before anyone waits.
+    """
     body = json.dumps({"model": "counting", "prompt": "a", "n": SAMPLES, "max_tokens": LONG, "stream": True})
     request = inference_pb2.GenerateRequest(text="a", sampling={"n": SAMPLES}, stopping={"max_tokens": LONG})
     before = generated(sharp)
@@ -224,15 +231,15 @@ def test_streams_of_a_lost_replica_and_a_lost_node_fail_and_can_be_sent_again(sh
 def test_a_drain_ends_within_its_limit(sharp, client):
     before = sharp.replicas()
     streams = Streams(client, dict(enumerate([8, LONG] * 8)))
-    wait_for(lambda: sharp.running() + len(streams.completions) >= 16)  # a short one may have come to its end
+    wait_for(lambda: sharp.running() + len(streams.completions) >= 16)  # a short stream may have ended
     began = time.monotonic()
     sharp.deploy(num_replicas=1)
     wait_for(lambda: len(sharp.replicas()) == 1)
-    assert time.monotonic() - began < DRAIN_SECONDS + 5  # what Serve's controller and a busy machine take
+    assert time.monotonic() - began < DRAIN_SECONDS + 5  # the time that Serve's controller and a busy machine take
     (left,) = sharp.replicas()
     assert left in before
     streams.join()
-    # The short ones had the time to come to their end, on whatever replica.
+    # The short streams had enough time to end on every replica.
     assert {streams.lengths[number] for number in streams.failed} == {LONG}
 
 

@@ -1,4 +1,4 @@
-"""The configurations that we ship are ones that Serve and our application take."""
+"""The configurations in `deploy/ray` are accepted by Serve and by Sharp's application."""
 
 from importlib.metadata import version
 
@@ -46,7 +46,10 @@ def test_serve_and_the_application_take_it(name):
 
 
 def test_a_replica_has_every_method():
-    """Serve looks a method up by its name, and takes one that is not there for a lost replica."""
+    """A replica has every method of the services.
+
+    Serve looks a method up by its name, and reports a lost replica where the method is missing.
+    """
     methods = {method.name for service in SERVICES for method in service.methods}
     assert methods - {*dir(ModelServer.func_or_class)} == set()
 
@@ -56,11 +59,11 @@ def test_the_replicas_fit_the_pods():
     (deployment,) = application["deployments"]
     container = WORKERS["template"]["spec"]["containers"][0]
     assert str(deployment["ray_actor_options"]["num_cpus"]) == container["resources"]["limits"]["cpu"]
-    assert deployment["max_replicas_per_node"] == 1  # or two would want the port of the metrics
+    assert deployment["max_replicas_per_node"] == 1  # two replicas would need the port of the metrics
     assert deployment["autoscaling_config"]["max_replicas"] <= WORKERS["maxReplicas"]
     models = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(application["args"]["models"]) <= models
-    # A replica's drain is over before the node's, and that before the kubelet loses its patience.
+    # A replica's drain ends before the node's drain, which ends before the kubelet kills the pod.
     node = int(IMAGE["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
     assert deployment["graceful_shutdown_timeout_s"] < node
     assert node < WORKERS["template"]["spec"]["terminationGracePeriodSeconds"]

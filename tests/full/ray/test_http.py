@@ -1,4 +1,4 @@
-"""Which model a replica hands an HTTP request to, and whom it asks for a token, without Ray around it."""
+"""HTTP requests to a replica without Ray: each goes to the requested model, and some paths need a token."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from sharp.serving.security.tokens import Tokens
 
 
 class Replica:
-    """Its responses to HTTP alone: nothing runs."""
+    """The HTTP side of a replica, without an engine."""
 
     _http = ModelServer.func_or_class._http
     _of_model = ModelServer.func_or_class._of_model
@@ -23,7 +23,7 @@ class Replica:
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """A client of a replica that holds the model `held`, and the models that it was made to load."""
+    """Return a client of a replica that holds the model `held`, and the list of the models that it loads."""
     (tmp_path / "tokens").write_text("secret")
 
     def model(name):

@@ -1,4 +1,4 @@
-"""The image of Ray: its steps run without Docker, and in what they make the page's commands for a cluster."""
+"""The image of Ray: its steps, run without Docker, and the page's commands for a cluster, run in the result."""
 
 import os
 import re
@@ -20,8 +20,8 @@ CONFIGURATION = "deploy/ray/serve.yaml"
 MODEL = "/models/text-ssa-ssa"
 FORBIDDEN = ("torch", "transformers", "onnx", "onnxscript", "matplotlib", "pip", "grpc_tools")
 
-# A container, as far as this machine can make one: everything is read-only but /tmp, which is new, there is no network,
-# no process outlives it, and it has no capabilities. The user has neither name nor home; it is root where only root may
+# A container as far as this machine can make one: everything but a new /tmp is read-only, there is no network, no
+# process outlives the container, and the user has no capabilities, name or home. The user is root where only root may
 # start this Python.
 UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 CONTAINER = """
@@ -38,7 +38,7 @@ exec $without $user "$@"
 
 @pytest.fixture(scope="module")
 def image():
-    """What the image has, and what the page begins with."""
+    """Yield the content of the image, with the model and the configuration that the page's commands need."""
     with installed(STAGES, "install-ray") as folder:
         write_folder(folder / "model", hashing=0)
         (folder / CONFIGURATION).parent.mkdir(parents=True)
@@ -48,7 +48,10 @@ def image():
 
 
 def variables(image):
-    """What the image sets, and the home that the overlay gives its pods; nothing of ours."""
+    """Return the image's environment variables with the home that the overlay gives its pods.
+
+    No variable of this process is among them.
+    """
     known = environment(lineage(STAGES, "ray"))
     path = known["PATH"].replace("/opt/sharp", str(image / "sharp")).replace("$PATH", os.defpath)
     return known | {"PATH": f"{path}:/usr/sbin:/sbin", "HOME": "/tmp"}
@@ -66,7 +69,7 @@ def test_a_cluster_starts_and_serves_on_a_read_only_disk(image):
     if os.geteuid() != 0:
         missing("mount and network namespaces need root")
     assert MODEL in (ROOT / CONFIGURATION).read_text()
-    # One machine alone: as the page says, its head holds the replica, and there is none to join it.
+    # This is one machine, so its head holds the replica, as the page says, and no other node joins.
     lines = [line.replace(" --num-cpus 0", "") for line in COMMANDS.splitlines() if " --address " not in line]
     wait = "until sharp health; do sleep 0.2; done"
     script = "\n".join([*lines[:-1], wait, lines[-1].replace("The package", "a") + " --temperature 0"])

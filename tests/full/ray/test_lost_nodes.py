@@ -1,6 +1,6 @@
-"""Nodes that are lost: one that is killed with the proxy that was asked, and one behind a link that is cut.
+"""Lost nodes: a node that is killed with the proxy of a request, and a node behind a cut link.
 
-A cut link says nothing to anyone, so that node is in a network of its own.
+The second node is in its own network namespace, because a cut link sends no notice.
 """
 
 import http.client
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from ray import serve
@@ -23,16 +22,25 @@ from sharp import Client
 from sharp.ray.request import prefix_key
 from sharp.ray.router import home_of
 from sharp.v1 import inference_pb2
-from tests.full.ray.conftest import WATCH, add_node, empty_cluster, free_port, wait_for
+from tests.full.ray.conftest import ROOT, WATCH, add_node, empty_cluster, free_port, wait_for
 from tests.full.ray.streams import Streams, greedy, prompt
 from tests.missing_tools import missing
 
 HEAD, NEAR, FAR = "10.232.0.1", "10.232.0.2", "10.232.0.3"
-RAY = Path(sys.executable).parent / "ray"
+# The command `ray` with the patience of the other nodes.
+START = """
+import sys
+from ray._private import services
+from ray.scripts.scripts import main
+from tests.full.ray.patience import patient_get_node
+services.get_node = patient_get_node
+sys.argv = ["ray", *sys.argv[1:]]
+main()
+"""
 PER_REPLICA = 4
 LOST = "the replica that had the request was lost; send it again"
 TOKENS = 25
-# Ray asks four times, and waits half a second and one for a response. Serve alone would take 420.
+# Ray asks four times, and waits half a second and then one second for a response. Serve alone would take 420 s.
 LOST_SECONDS = 15
 
 
@@ -42,7 +50,7 @@ def ip(*arguments):
 
 @pytest.fixture(scope="module")
 def network():
-    """The name of a network namespace, of both ends of the cable between it and this one."""
+    """Yield the name of a network namespace and of both ends of the cable to it."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         missing("network namespaces need root and the command ip")
     name = f"sharp-{os.getpid()}"
@@ -55,21 +63,21 @@ def network():
         ip("-n", name, "link", "set", "lo", "up")
         yield name
     finally:
-        # The namespace lives as long as a process in it, and with it the cable, whose addresses the next one has, too.
+        # The namespace lives as long as a process in it, and so does the cable, whose addresses the next test needs.
         subprocess.run(["ip", "link", "delete", name], capture_output=True, timeout=20, check=False)
         for pid in ip("netns", "pids", name).split():
-            with suppress(ProcessLookupError):  # it ended by itself
+            with suppress(ProcessLookupError):  # the process ended by itself
                 os.kill(int(pid), signal.SIGKILL)
         ip("netns", "delete", name)
 
 
 @pytest.fixture(scope="module")
 def sharp(network, tmp_path_factory):
-    """A replica and a proxy on each of three nodes."""
+    """Yield a cluster with a replica and a proxy on each of three nodes."""
     with empty_cluster(tmp_path_factory.mktemp("cluster")) as found:
         found.add_head(HEAD, WATCH | {"health_check_timeout_ms": 1000}, num_cpus=1)
         found.near_address = f"127.0.0.1:{free_port()}"
-        with pytest.MonkeyPatch.context() as patch:  # proxies of one network need ports of their own
+        with pytest.MonkeyPatch.context() as patch:  # proxies in one network need different ports
             patch.setenv("RAY_SERVE_WORKER_PROXY_GRPC_PORT", found.near_address.rpartition(":")[2])
             patch.setenv("RAY_SERVE_WORKER_PROXY_HTTP_PORT", str(free_port()))
             found.near = add_node(found.cluster, num_cpus=1, node_ip_address=NEAR)
@@ -81,18 +89,19 @@ def sharp(network, tmp_path_factory):
 
 def start_far_node(cluster, network):
     options = ["--address", cluster.address, "--node-ip-address", FAR, "--num-cpus", "1"]
-    command = ["ip", "netns", "exec", network, RAY, "start", *options, "--object-store-memory", str(80 * 2**20)]
-    # Its processes hold what it writes to open.
+    started = ["start", *options, "--object-store-memory", str(80 * 2**20)]
+    command = ["ip", "netns", "exec", network, sys.executable, "-c", START, *started]
+    # The node's processes keep its output open.
     with tempfile.TemporaryFile() as log:
-        ended = subprocess.run(command, stdout=log, stderr=log, timeout=90, check=False).returncode
+        ended = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=300, check=False).returncode
         log.seek(0)
         assert ended == 0, log.read().decode()
 
 
 def by_home(sharp):
-    """Numbers of streams that each replica gets, by the address of its node."""
-    found = {one.address: [] for one in sharp.replicas()}
-    addresses, number = {one.name: one.address for one in sharp.replicas()}, itertools.count()
+    """Return, by the address of each node, numbers of streams that its replica gets."""
+    found = {replica.address: [] for replica in sharp.replicas()}
+    addresses, number = {replica.name: replica.address for replica in sharp.replicas()}, itertools.count()
     while any(len(numbers) < PER_REPLICA for numbers in found.values()):
         key = prefix_key(inference_pb2.GenerateRequest(text=prompt(one := next(number))))
         numbers = found[addresses[home_of(key, dict.fromkeys(addresses, 0))]]
@@ -109,14 +118,14 @@ def test_requests_of_a_lost_proxy_go_through_another(sharp):
     here, there = sharp.address, sharp.near_address
     with Client(here) as one, Client(there) as other, Client(f"ipv4:{here},{there}") as both:
         for _ in range(4):
-            both.generate("a", greedy(1))  # until it is connected to both
+            both.generate("a", greedy(1))  # until the client is connected to both proxies
         untouched = Streams(one, of_length(TOKENS, homes[HEAD], homes[FAR]))
         of_replica = Streams(one, of_length(TOKENS, homes[NEAR]), again=both)
         of_proxy = Streams(other, of_length(TOKENS, homes[HEAD], homes[FAR]), again=both)
         begun = (untouched, of_replica, of_proxy)
         wait_for(lambda: all(len(streams.begun) == len(streams.lengths) for streams in begun))
         with sharp.held():
-            # They alternate between the proxies.
+            # The requests alternate between the proxies.
             pending = Streams(both, of_length(2, *homes.values()))
             wait_for(lambda: sharp.ongoing() == sum(len(streams.lengths) for streams in (*begun, pending)))
             sharp.cluster.remove_node(sharp.near, allow_graceful=False)
@@ -130,7 +139,7 @@ def test_requests_of_a_lost_proxy_go_through_another(sharp):
 
 
 def http_stream(sharp, number):
-    """A stream over HTTP from the replica that gets the stream of that number."""
+    """Start a stream over HTTP from the replica that gets the stream `number`."""
     body = {"model": "counting", "prompt": "!", "max_tokens": TOKENS, "temperature": 0, "stream": True}
     key = prefix_key(inference_pb2.GenerateRequest(text=prompt(number)))
     connection = http.client.HTTPConnection("127.0.0.1", sharp.http_port, timeout=LOST_SECONDS)
@@ -140,7 +149,11 @@ def http_stream(sharp, number):
 
 
 def test_streams_behind_a_cut_link_end(sharp, network):
-    """So do requests that are sent there before anyone knows, but gRPC makes those again, as they had no response."""
+    """Streams from a node behind a cut link end with an error.
+
+    Requests that are sent to the node before its loss is known fail, too, but gRPC sends them again, because they had
+    no response.
+    """
     homes = by_home(sharp)
     with Client(sharp.address) as client:
         kept = Streams(client, of_length(2 * TOKENS, homes[HEAD]))

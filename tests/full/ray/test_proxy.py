@@ -1,4 +1,4 @@
-"""What is put around Serve's own handlers, with handlers of the test in their place."""
+"""The wrappers around the handlers of Serve's proxy, with the test's own handlers in their place."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ from ray.serve._private.proxy_request_response import ResponseStatus
 from ray.serve.generated.serve_pb2 import HealthzRequest
 
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
-from sharp.ray.backpressure import Batch
+from sharp.ray.backpressure import MessageBatch
 from sharp.ray.proxy import RETRY_SECONDS, add_services
 from sharp.serving.frontends.grpc import status
 from sharp.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -22,7 +22,7 @@ MESSAGE = inference_pb2.GenerateResponse(delta={"text": "a"})
 
 
 async def with_proxy(serve, ask):
-    """Ask a server whose methods all do what `serve(request, context)` does, as Serve would give them."""
+    """Send requests by `ask` to a server with Sharp's wrappers; each method calls `serve(request, context)`."""
 
     server = grpc.aio.server()
 
@@ -46,7 +46,7 @@ async def with_proxy(serve, ask):
 
 
 def generate(serve, **fields):
-    """The texts of a stream, and the error that it ended with."""
+    """Return the texts of a stream, and the error that ended it or None."""
 
     async def ask(channel):
         texts = []
@@ -63,8 +63,8 @@ def generate(serve, **fields):
 
 def test_messages_come_one_by_one_however_many_there_are_at_a_time():
     async def serve(_request, _context):
-        yield Batch([MESSAGE, MESSAGE]).SerializeToString()
-        yield Batch([MESSAGE]).SerializeToString()
+        yield MessageBatch([MESSAGE, MESSAGE]).SerializeToString()
+        yield MessageBatch([MESSAGE]).SerializeToString()
 
     assert generate(serve) == (["a", "a", "a"], None)
 
@@ -74,7 +74,7 @@ def test_a_call_has_its_model_and_the_key_of_its_prompt():
 
     async def serve(_request, context):
         seen.update(context.invocation_metadata())
-        yield Batch([MESSAGE]).SerializeToString()
+        yield MessageBatch([MESSAGE]).SerializeToString()
 
     assert generate(serve, text="a", model="small") == (["a"], None)
     assert seen["multiplexed_model_id"] == "small"
@@ -92,7 +92,7 @@ def test_a_call_has_its_model_and_the_key_of_its_prompt():
 )
 def test_a_status_of_serve_says_when_to_come_back(code, message):
     async def serve(_request, context):
-        yield Batch([MESSAGE]).SerializeToString()
+        yield MessageBatch([MESSAGE]).SerializeToString()
         context.set_code(code)
         context.set_details("Serve's own words")
 
@@ -114,7 +114,7 @@ def test_a_status_of_a_replica_stays_as_it_is():
         context.set_code(grpc.StatusCode.INTERNAL)
         context.set_details("the server failed; its log says why")
         context.set_trailing_metadata([("grpc-status-details-bin", b"")])
-        yield Batch([empty_pb2.Empty()]).SerializeToString()
+        yield MessageBatch([empty_pb2.Empty()]).SerializeToString()
 
     texts, error = generate(serve)
     assert (texts, error.code()) == ([], grpc.StatusCode.INTERNAL)
@@ -135,12 +135,15 @@ def test_a_unary_call_of_a_lost_replica_is_told_so():
 
 
 def test_who_asked_is_known_after_the_call():
-    """Serve writes it into its log when all is over; asked then, grpc ended the process now and then."""
+    """The address of a client is known after the call.
+
+    Serve logs the address after the end of the call. When it asked grpc for it then, the process crashed now and then.
+    """
     contexts = []
 
     async def serve(_request, context):
         contexts.append(context)
-        yield Batch([MESSAGE]).SerializeToString()
+        yield MessageBatch([MESSAGE]).SerializeToString()
 
     assert generate(serve) == (["a"], None)
     gc.collect()
@@ -148,12 +151,15 @@ def test_who_asked_is_known_after_the_call():
 
 
 def test_serve_is_cancelled_where_it_waits():
-    """However the stream is left: only there does it cancel the replica's call."""
+    """A stream is cancelled where Serve waits, however the client leaves the stream.
+
+    Only there does Serve cancel the call of the replica.
+    """
     cancelled = []
 
     async def serve(_request, _context):
         for _ in range(1000):
-            yield Batch([MESSAGE]).SerializeToString()
+            yield MessageBatch([MESSAGE]).SerializeToString()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -163,7 +169,7 @@ def test_serve_is_cancelled_where_it_waits():
     async def ask(channel):
         call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(inference_pb2.GenerateRequest())
         await call.read()
-        call.cancel()  # while most of the messages are still to be sent
+        call.cancel()  # while most of the messages are not yet sent
         for _ in range(200):
             if cancelled:
                 return
@@ -179,7 +185,9 @@ def test_no_more_is_taken_from_serve_than_a_client_reads():
     async def serve(_request, _context):
         try:
             while True:
-                taken.append(Batch([inference_pb2.GenerateResponse(delta={"text": 1000 * "a"})]).SerializeToString())
+                taken.append(
+                    MessageBatch([inference_pb2.GenerateResponse(delta={"text": 1000 * "a"})]).SerializeToString()
+                )
                 yield taken[-1]
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -193,7 +201,7 @@ def test_no_more_is_taken_from_serve_than_a_client_reads():
         while len(taken) != before:
             before = len(taken)
             await asyncio.sleep(0.2)
-        for _ in range(3 * before):  # all of it comes, and what makes room is filled again
+        for _ in range(3 * before):  # all messages come, and room that becomes free is filled again
             assert len((await call.read()).delta.text) == 1000
         assert len(taken) > 3 * before
         call.cancel()
@@ -206,7 +214,10 @@ def test_no_more_is_taken_from_serve_than_a_client_reads():
 
 @pytest.mark.parametrize("method", ["Generate", "ModelStreamInfer"])
 def test_the_call_of_a_client_that_reads_nothing_ends(method, monkeypatch):
-    """It has a window of some 4 MB; Serve's stream would be held open for as long as the connection."""
+    """The call of a client that reads nothing ends.
+
+    Without that, the client's window of about 4 MB would keep Serve's stream open as long as the connection.
+    """
     monkeypatch.setattr(status, "UNREAD_SECONDS", 0.2)
     ended = asyncio.Event()
     large = "a" * 2**20
@@ -216,9 +227,11 @@ def test_the_call_of_a_client_that_reads_nothing_ends(method, monkeypatch):
             while True:
                 await asyncio.sleep(0)
                 if method == "Generate":
-                    yield Batch([inference_pb2.GenerateResponse(delta={"text": large})]).SerializeToString()
+                    yield MessageBatch([inference_pb2.GenerateResponse(delta={"text": large})]).SerializeToString()
                 else:
-                    yield Batch([grpc_service_pb2.ModelStreamInferResponse(error_message=large)]).SerializeToString()
+                    yield MessageBatch(
+                        [grpc_service_pb2.ModelStreamInferResponse(error_message=large)]
+                    ).SerializeToString()
         finally:
             ended.set()
 
@@ -235,7 +248,7 @@ def test_the_call_of_a_client_that_reads_nothing_ends(method, monkeypatch):
 
 
 def test_requests_of_a_stream_are_calls_of_their_own():
-    """Each with its model and its key, and with a status that is its own affair."""
+    """Each request of a stream is a call with its own model, key and status."""
     seen, open_together = [], asyncio.Barrier(4)
 
     async def serve(request, context):
@@ -244,13 +257,13 @@ def test_requests_of_a_stream_are_calls_of_their_own():
         await open_together.wait()
         response = grpc_service_pb2.ModelStreamInferResponse(infer_response={"id": request.id})
         if request.id != "refused":
-            yield Batch([response]).SerializeToString()
+            yield MessageBatch([response]).SerializeToString()
         status = ResponseStatus(grpc.StatusCode.OK)
         if request.id == "refused":
             context.set_code(grpc.StatusCode.NOT_FOUND)
             context.set_details("there is no such model")
             context.set_trailing_metadata([("grpc-status-details-bin", b"")])
-            yield Batch([empty_pb2.Empty()]).SerializeToString()
+            yield MessageBatch([empty_pb2.Empty()]).SerializeToString()
         elif request.id == "lost":
             status = ResponseStatus(grpc.StatusCode.INTERNAL, message="Serve's own words")
         set_grpc_code_and_details(context, status)
@@ -266,7 +279,7 @@ def test_requests_of_a_stream_are_calls_of_their_own():
 
     async def ask(channel):
         responses = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(requests))
-        return [(one.infer_response.id, one.error_message) async for one in responses]
+        return [(response.infer_response.id, response.error_message) async for response in responses]
 
     responses = asyncio.run(asyncio.wait_for(with_proxy(serve, ask), 30))
     assert sorted(seen) == [("lost", "small", 16), ("one", "small", 16), ("refused", "other", 16), ("two", None, 16)]

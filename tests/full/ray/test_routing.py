@@ -1,4 +1,4 @@
-"""Which replica a request goes to, without a cluster."""
+"""The choice of the replica that gets a request, without a cluster."""
 
 import asyncio
 from collections import Counter
@@ -73,11 +73,14 @@ def test_a_busy_replica_is_left_alone():
     home = home_of("a", IDLE)
     assert home_of("a", IDLE | {home: SLACK}) == home
     assert home_of("a", IDLE | {home: 2 * SLACK}) is None
-    assert home_of("a", dict.fromkeys(REPLICAS, 100)) == home  # all of them are
+    assert home_of("a", dict.fromkeys(REPLICAS, 100)) == home  # all replicas are equally loaded
 
 
 def test_calls_end_when_their_replica_is_dead_and_no_sooner(monkeypatch):
-    """It may drain, or be out of reach for a while. What ends is seen in `test_lost_nodes`."""
+    """Calls end when their replica is dead, and not while it drains or cannot be reached for a while.
+
+    `test_lost_nodes` shows calls that end.
+    """
     monkeypatch.setattr(router, "PING_SECONDS", 0)
     replies = [3, ActorUnavailableError("no response", b"0" * 16), 1, ActorDiedError()]
 

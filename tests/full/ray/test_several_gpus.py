@@ -1,4 +1,4 @@
-"""A replica on each GPU of one machine, as `deploy/ray/gpus.yaml` has them. The GPUs are emulated."""
+"""A replica on each GPU of one machine, as in `deploy/ray/gpus.yaml`. The GPUs are emulated."""
 
 import os
 import signal
@@ -38,7 +38,10 @@ def client(sharp):
 
 
 class Runs(Streams):
-    """Streams whose text is the device's own: only their lengths are known. Whatever ends one is kept."""
+    """Streams of which only the lengths are known, because each device writes its own text.
+
+    The error that ends a stream is kept.
+    """
 
     def _ask(self, number):
         try:
@@ -87,7 +90,7 @@ def test_requests_are_spread_over_the_gpus(sharp, client):
     assert streams.failed == {}
     gained = {gpu: count - before[gpu] for gpu, count in tokens(sharp).items()}
     assert gained.keys() == {*GPUS}
-    assert min(gained.values()) >= STREAMS / 4 * TOKENS  # a quarter of them at least
+    assert min(gained.values()) >= STREAMS / 4 * TOKENS  # a quarter of the streams at least
     assert time.monotonic() - began > (TOKENS - 1) * STEP_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""What a replica does for a reader that does not read its responses, in Serve's hands but without a cluster."""
+"""A reader that does not read its responses is stopped by a replica under Serve, without a cluster."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def counting(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def slower(monkeypatch):
-    """Who reads has the time to."""
+    """Slow the engine's steps down, so that a client that reads keeps up."""
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: (time.sleep(0.005), step(engine))[1])
 
@@ -49,12 +49,15 @@ class Context:
     def invocation_metadata(self):
         return []
 
+    def peer(self):
+        return "ipv4:127.0.0.1:50000"
+
     def __getattr__(self, name):
         return lambda value: self.set.update({name.removeprefix("set_"): value})
 
 
 def with_model(folder, ask, limit=LIMIT):
-    """What `ask` makes of a running model of which so many messages may wait."""
+    """Return the result of `ask(running)` for a running model with at most `limit` unread messages."""
     settings = replace(SETTINGS, server=replace(SETTINGS.server, max_unread_messages=limit))
 
     async def run():
@@ -86,21 +89,21 @@ def test_a_stream_that_is_not_read_is_stopped_and_says_so(counting):
         messages = generate(context, running)
         await anext(messages)
         await stopped(running)
-        return context.set, [one async for one in messages]
+        return context.set, [message async for message in messages]
 
     status, messages = with_model(counting, ask)
     assert (status["code"], status["details"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, STOPPED)
-    assert len(messages) <= AHEAD + LIMIT + 1  # the last one carries the status
+    assert len(messages) <= AHEAD + LIMIT + 1  # the last message carries the status
 
 
 def test_a_stream_that_is_read_is_complete(counting):
     async def ask(running):
         context = Context()
-        return context.set, [one async for one in generate(context, running)]
+        return context.set, [message async for message in generate(context, running)]
 
     status, messages = with_model(counting, ask, limit=SEQUENCES * TOKENS)
     assert "code" not in status
-    assert sum(len(one.delta.token_ids) for one in messages) == SEQUENCES * TOKENS
+    assert sum(len(message.delta.token_ids) for message in messages) == SEQUENCES * TOKENS
 
 
 def test_who_stops_reading_ends_what_waits_for_room(counting):
@@ -116,7 +119,7 @@ def test_who_stops_reading_ends_what_waits_for_room(counting):
 
 
 class Http:
-    """A request as a replica of Serve runs it: what is sent goes into a queue, which a proxy takes from."""
+    """A request as a replica of Serve runs it: messages go into a queue, from which a proxy takes them."""
 
     def __init__(self, app, body=b"{}"):
         queue = MessageQueue()
@@ -130,7 +133,7 @@ class Http:
         self._batches = queue.fetch_messages_from_queue(self.call)
 
     async def take(self):
-        """What a proxy gets at a time; none at the end."""
+        """Return the messages that a proxy takes at once, or none at the end."""
         batch = await anext(self._batches, [])
         return pickle.loads(pickle.dumps(batch))
 
@@ -157,14 +160,17 @@ def test_an_http_stream_that_is_not_read_is_stopped_and_says_so(counting):
     messages = with_model(counting, ask)
     assert {type(message) for message in messages} == {dict}
     assert messages[0]["status"] == 200
-    assert len(messages) <= AHEAD + LIMIT + 4  # the start, the error, the end, and the one that waited for room
+    assert len(messages) <= AHEAD + LIMIT + 4  # the start, the error, the end, and one message that waited for room
     assert STOPPED.encode() in messages[-2]["body"]
     assert not messages[-1]["more_body"]
 
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_http_goes_on_when_messages_are_taken(taken):
-    """However they are: Serve's servers in the replicas, which it has beside its proxies, pickle nothing."""
+    """An HTTP response goes on while its messages are taken, with or without pickling.
+
+    Serve also runs servers in its replicas, beside its proxies, which pickle nothing.
+    """
 
     async def app(_scope, _receive, send):
         for _ in range(3 * AHEAD):

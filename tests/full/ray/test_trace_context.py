@@ -21,7 +21,7 @@ from tests.serving.observability.test_tracing import TRACE, TRACEPARENT, Collect
 async def ask(channel):
     request = inference_pb2.GenerateRequest(text="a", request_id="mine", stopping={"max_tokens": 2})
     call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, metadata=[("traceparent", TRACEPARENT)])
-    assert len([message async for message in call]) == 4  # of the prompt, two tokens, the end
+    assert len([message async for message in call]) == 4  # of the prompt, two tokens, and the end
     return dict(await call.initial_metadata()), dict(await call.trailing_metadata())
 
 
@@ -31,7 +31,7 @@ async def through_serve(folder, endpoint):
         servicer = InferenceService(running.service)
 
         async def serve(request, context):
-            own = RayServegRPCContext(context)  # as Serve's proxy makes it, and puts its own id into it
+            own = RayServegRPCContext(context)  # the context as Serve's proxy makes it, which then adds its own id
             own.set_trailing_metadata([("request_id", "of Serve")])
             async for batch in ReplicaContext(own).stream(servicer.Generate, request):
                 own._set_on_grpc_context(context)

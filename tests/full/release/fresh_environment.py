@@ -1,4 +1,4 @@
-"""A fresh environment that the wheel is installed into, as its users do."""
+"""A fresh virtual environment with the wheel, as its users install it."""
 
 import os
 import re
@@ -26,16 +26,19 @@ def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
 def environment(
     folder: Path, wheel: Path, extras: str, *packages: str, python: str = sys.executable, pip: bool = False
 ) -> Path:
-    """The folder of scripts of a fresh environment, with a `pip` or without; nothing in it was compiled here."""
+    """Make a virtual environment with the wheel and packages, without compiling, and return its folder of scripts.
+
+    Without `pip` the environment lacks pip, and this process's pip installs into it.
+    """
     run(python, "-m", "venv", *(() if pip else ("--without-pip",)), folder)
-    # Python compiles what a test imports, a tenth of what there is.
+    # Python compiles modules when a test imports them, which is a tenth of all modules.
     options = ("--quiet", "--no-compile", "--only-binary", ":all:")
     program = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python")
     install = (*program, "install", *options)
     chosen = {re.split("[=<>]", package)[0] for package in packages}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     kept = [line for line in lines if line.split("==")[0] not in chosen]
-    if chosen:  # the others of the family follow
+    if chosen:  # the other packages of the same family follow the chosen version
         kept = [line for line in kept if not line.startswith(("grpcio", "googleapis"))]
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(kept))

@@ -1,4 +1,4 @@
-"""`make arm-wheel`: on an emulated 64-bit Arm its kernels agree with the reference and its engine with ours."""
+"""`make arm-wheel` on an emulated 64-bit Arm: kernels agree with the reference, and tokens with this machine's."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.full.release.fresh_environment import ROOT, run
 from tests.missing_tools import optional
 
 pytestmark = optional("aarch64-linux-gnu-g++", "qemu-aarch64")
-# Of glibc's versions, those that Debian 12 has.
+# The versions of glibc that Debian 12 can run.
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)] + ["manylinux2014_aarch64"]
 ABIS = ("cp311", "abi3", "none")
 GENERATE = """
@@ -20,13 +20,13 @@ from sharp import LLM, SamplingParams
 
 prompts = [list(b"The package is installed by"), list(range(97, 123)) * 9]
 completions = LLM(sys.argv[1]).generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
-print(platform.machine(), [list(one.token_ids) for one in completions])
+print(platform.machine(), [list(completion.token_ids) for completion in completions])
 """
 
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `python` for Arm, and with the wheel and what it needs in `site`."""
+    """Return a folder with `python` for Arm, and with the wheel and its dependencies in `site`."""
     folder = tmp_path_factory.mktemp("arm")
     run("bash", ROOT / "tests/full/release/arm_root.sh", folder)
     run("make", "arm-wheel")

@@ -1,4 +1,4 @@
-"""What `make release-dry-run` refuses, and what it takes from the changelog."""
+"""The refusals of `make release-dry-run`, and the notes that it takes from the changelog."""
 
 import importlib.util
 from pathlib import Path

@@ -1,22 +1,26 @@
-"""The first tutorial, run from the wheel: the SmolLM2 that it exports gives Hugging Face's tokens."""
+"""The first tutorial, run from the wheel: the exported SmolLM2 generates the tokens of Hugging Face's model."""
 
+import functools
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import gguf
 import grpc
 import pytest
 import torch
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.text.chat_template import load_chat_template
 from sharp.serving.text.tokenizer import load_tokenizer
 from sharp.v1 import inference_pb2, inference_pb2_grpc
 from tests.full.docs.tutorial_commands import PAGES, run_tutorial
 from tests.full.end_to_end.commands import serve
 from tests.full.release.fresh_environment import ROOT, environment, run
+
+pytestmark = pytest.mark.timeout(1800)  # its commands wait for those of other pages, which use the same ports
 
 PROMPTS = (
     "The capital of France is",
@@ -25,15 +29,15 @@ PROMPTS = (
 )
 TOKENS = 64
 DEMONSTRATION = re.compile(r"^```\n(\$ sharp-export .*?)^```$", re.MULTILINE | re.DOTALL)
-BARS = re.compile(r"^✓ .*\n", re.MULTILINE)  # of progress, which only a terminal shows
-COMPLETION = re.compile(r"(?<=--seed 1\n).*?(?=Attention heads)", re.DOTALL)  # of random tokens
+BARS = re.compile(r"^✓ .*\n", re.MULTILINE)  # progress bars, which only a terminal shows
+COMPLETION = re.compile(r"(?<=--seed 1\n).*?(?=Attention heads)", re.DOTALL)  # a completion of random tokens
 CHECKPOINT = re.compile(r"\S*(?=text-ssa\.safetensors)")
 NUMBER = re.compile(r"\d[\d.:e+/-]*")
 
 
 @pytest.fixture(scope="module")
 def exported(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model folder that is left when the tutorial's commands have run and printed what it shows."""
+    """Run the tutorial's commands, check that they print the page's output, and return the exported model's folder."""
     folder = tmp_path_factory.mktemp("tutorial")
     (extras,) = re.findall(rf"pip install 'dist/{re.escape(wheel.name)}\[(\S+)\]'", PAGES["chat-and-heads"].read_text())
     bin_folder = environment(folder / "venv", wheel, extras, pip=True)
@@ -52,12 +56,15 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="module")
 def expected(smollm2) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, 64 greedy tokens) of every prompt by transformers' own generate()."""
+    """Return the prompt ids and the 64 greedy tokens that transformers generates for every prompt."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(smollm2.parent), "gguf_file": smollm2.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    with pytest.MonkeyPatch.context() as patch:
+        # transformers makes the same table of names for every module of the model, which takes minutes.
+        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
     references = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
@@ -67,7 +74,7 @@ def expected(smollm2) -> list[tuple[list[int], list[int]]]:
 
 
 def generate(address: str, prompt: str) -> tuple[int, list[int]]:
-    """The number of prompt tokens and the generated ids, over gRPC."""
+    """Return the number of prompt tokens and the generated ids of a request over gRPC."""
     with grpc.insecure_channel(address) as channel:
         request = inference_pb2.GenerateRequest(
             text=prompt,
@@ -112,7 +119,7 @@ def test_the_demonstration_runs_outside_the_tree_and_prints_what_its_page_shows(
 
 
 def words(text: str) -> list[str]:
-    """What is the same in every run: without numbers, and without where lines break."""
+    """Return the words of an output that are equal in every run: numbers are masked, and line breaks do not matter."""
     for part, same in ((COMPLETION, ""), (CHECKPOINT, ""), (NUMBER, "#")):
         text = part.sub(same, text)
     return text.split()

@@ -1,4 +1,4 @@
-"""`make wheel`: installed by pip alone, into a fresh environment of every CPython here, it works outside the tree."""
+"""`make wheel`: the wheel, installed by pip in a new environment of every CPython here, works without the checkout."""
 
 import os
 import re
@@ -14,19 +14,19 @@ from tests.full.release.fresh_environment import environment, run
 SCRIPTS = Path(sys.executable).parent
 GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status")
 OLDEST = ("protobuf==6.33.0", *(f"{package}==1.80.0" for package in GRPC))
-# What a client that pins protobuf to 6 leaves: tritonclient[grpc].
+# tritonclient[grpc] pins protobuf to 6, which leaves these versions.
 WITH_TRITON = ("protobuf>=6.33,<7", "grpcio>=1.81.1")
 
 
 def pythons() -> list[str]:
-    """An interpreter of each CPython here: on the path, or beside this one where pyenv has put it."""
+    """Return the path of an interpreter of each CPython, on PATH or beside this one, where pyenv puts it."""
     found = {}
     for minor in range(11, 16):
         beside = sorted(Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3"))
-        for one in (shutil.which(f"python3.{minor}"), *beside):
-            if one is not None and minor not in found:
-                works = subprocess.run([one, "--version"], capture_output=True, check=False).returncode == 0
-                found |= {minor: str(one)} if works else {}
+        for program in (shutil.which(f"python3.{minor}"), *beside):
+            if program is not None and minor not in found:
+                works = subprocess.run([program, "--version"], capture_output=True, check=False).returncode == 0
+                found |= {minor: str(program)} if works else {}
     return list(found.values())
 
 
@@ -63,7 +63,7 @@ def test_generated_code_runs_with_every_protobuf_of_the_metadata(
     script = tmp_path / "ask.py"
     script.write_text(ASK)
     asked = run(bin_folder / "python", script, bin_folder / "sharp-serve", model, cwd=tmp_path)
-    assert asked.splitlines()[-1] == "6 5 True"  # protobuf's major version
+    assert asked.splitlines()[-1] == "6 5 True"  # 6 is protobuf's major version
 
 
 ASK = """

@@ -1,9 +1,9 @@
-"""TensorRT-RTX builds an engine from the function body of every normalizer, for a GPU that need not be there."""
+"""TensorRT-RTX builds an engine from the function body of every normalizer, for a GPU that this machine may lack."""
 
 import pytest
 
-from sharp.plugins.ops.attributes import WITHOUT_SINK
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.attributes import WITHOUT_SINK
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Shape, make_case, make_model
 from tests.tensorrt_rtx import build_engine

@@ -1,10 +1,10 @@
-"""What `bench/gpu/run.py` does for correctness, on a tiny case; runs in the interpreter's process."""
+"""The checks of correctness in `bench/gpu/run.py`, on a tiny case, in the interpreter's process."""
 
 from typing import Any
 
 
 def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
-    """Errors of a case of op SharpAttention as the bench would find them, and whether a wrong output is told."""
+    """Return the bench's comparison of a case of op SharpAttention, and whether a wrong output passes it."""
     import torch
 
     from bench.gpu.attention import compare, expected, make_call
@@ -16,7 +16,7 @@ def check_attention(form: str, queries: int, new_keys: int) -> dict[str, Any]:
 
 
 def check(normalizer: str, cache_dtype: str | None = None, screened: bool = False) -> dict[str, Any]:
-    """Whether a right and a wrong output are told apart, and how far rows of a large call are from float64."""
+    """Return whether right, wrong and NaN outputs pass, and how far a row of a large call is from float64."""
     import numpy as np
     import torch
 

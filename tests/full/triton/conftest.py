@@ -1,7 +1,7 @@
 """The interpreter's process.
 
-Triton chooses between compiler and interpreter when it is imported, by TRITON_INTERPRET. A process of its own keeps
-that choice from every other test, and the tests that compile have the compiler.
+Triton chooses between compiler and interpreter when it is imported, by TRITON_INTERPRET. A separate process keeps that
+choice from every other test, and tests that compile have the compiler.
 """
 
 import multiprocessing
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharp.plugins.ops.attention_reference import ContiguousOutput
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.attention_reference import ContiguousOutput
+from sharp.plugins.op.reference import AttentionOutput
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import Run
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[ProcessPoolExecutor]:
-    """The process, as an executor."""
+    """Yield the interpreter's process, as an executor."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=interpreted.start) as executor:
         yield executor
@@ -28,7 +28,7 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture
 def run(interpreter: ProcessPoolExecutor) -> Run:
-    """`run(case, dtype, cache_dtype, part_keys)`: the op by the interpreted kernels."""
+    """Return `run(case, dtype, cache_dtype, part_keys)`, which runs op PagedAttention by the interpreted kernels."""
 
     def run(*arguments: Any, **options: Any) -> AttentionOutput:
         result: dict[str, np.ndarray] = interpreter.submit(interpreted.run, *arguments, **options).result()
@@ -39,7 +39,7 @@ def run(interpreter: ProcessPoolExecutor) -> Run:
 
 @pytest.fixture
 def run_attention(interpreter: ProcessPoolExecutor) -> Run:
-    """`run_attention(case, dtype, part_keys)`: op SharpAttention by the interpreted kernels."""
+    """Return `run_attention(case, dtype, part_keys)`, which runs op SharpAttention by the interpreted kernels."""
 
     def run(*arguments: Any, **options: Any) -> ContiguousOutput:
         return ContiguousOutput(**interpreter.submit(interpreted.run_attention, *arguments, **options).result())

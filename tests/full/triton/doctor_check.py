@@ -1,10 +1,10 @@
-"""What `sharp doctor` does with Triton, in the interpreter's process: there a tensor of the GPU is one of the CPU."""
+"""`sharp doctor` with Triton, in the interpreter's process, where tensors of the GPU are tensors of the CPU."""
 
 from typing import Any
 
 
 def check() -> dict[str, Any]:
-    """The diagnosis of a backend that is there."""
+    """Return the diagnosis of Triton's backend."""
     from dataclasses import asdict, replace
 
     import torch
@@ -14,6 +14,6 @@ def check() -> dict[str, Any]:
     from sharp.plugins.doctor.diagnosis import diagnose
 
     torch.Tensor.cuda = lambda tensor: tensor
-    case.SEQUENCES = ((40, 1), (0, 3))  # the interpreter takes its time
+    case.SEQUENCES = ((40, 1), (0, 3))  # small, because the interpreter is slow
     [triton] = [backend for backend in backends() if backend.name == "Triton under PyTorch"]
     return asdict(diagnose(replace(triton, ready=lambda: None, dtypes=("float32", "int8", "fp8"))))

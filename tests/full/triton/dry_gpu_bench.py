@@ -1,7 +1,7 @@
-"""Every section of `bench/gpu/run.py` that times, with the CPU and Triton's interpreter in the place of a GPU.
+"""Every section of `bench/gpu/run.py` that measures time, with the CPU and Triton's interpreter in place of a GPU.
 
-python -m tests.full.triton.dry_gpu_bench: a line of JSON per row, with what it launched that `compilation.py` would not
-have compiled ahead. The times are those of a fake clock.
+`python -m tests.full.triton.dry_gpu_bench` prints a line of JSON per row, with the launched kernels that
+`compilation.py` would not have compiled before. The times are those of a fake clock.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ CLOCK = itertools.count(1)
 
 
 class OnCpu(TorchFunctionMode):
-    """Makes what is requested on "cuda" on the CPU."""
+    """A mode of torch that makes tensors on the CPU where "cuda" is requested."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -31,7 +31,7 @@ class OnCpu(TorchFunctionMode):
 
 
 class Event:
-    """CUDA's event: one millisecond lies between two."""
+    """A stand-in for CUDA's event: between two events lies one millisecond."""
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -48,14 +48,14 @@ class Event:
 
 
 class Graph:
-    """CUDA's graph, which replays nothing."""
+    """A stand-in for CUDA's graph, which replays nothing."""
 
     def replay(self) -> None:
         pass
 
 
 def launched(kernel: Any) -> str:
-    """What makes the kernel another one to compile."""
+    """Return a text that differs between kernels that are compiled separately."""
     return f"{kernel.name} {kernel.constants} {kernel.signature} {kernel.warps} warps {kernel.stages} stages"
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     }
     from bench.gpu import cases as gpu_cases
     from bench.gpu import inputs, sampling, shapes, speed, tiles
-    from sharp.plugins.triton import launch_sizes, launching
+    from sharp.plugins.triton import launch_plan, launching
 
     sizes = {
         "CONTEXTS": (40,),
@@ -94,11 +94,11 @@ def main() -> None:
         patches.enter_context(mock.patch.object(torch, "Generator", lambda _="cpu": generator("cpu")))
         for name, size in sizes.items():
             patches.enter_context(mock.patch.object(speed, name, size))
-        patches.enter_context(mock.patch.object(launch_sizes, "PART_KEYS", 16))
+        patches.enter_context(mock.patch.object(launch_plan, "PART_KEYS", 16))
         few = {
             speed: {"DECODE": ("ssa", "entmax"), "PREFILL": ("entmax",), "QUESTIONS": ("softmax",)},
             sampling: {"VOCABULARIES": (257,), "ROWS": (1, 3)},
-            tiles: {"NORMALIZERS": ("entmax",), "SPECIALIZED": ("softmax",)},
+            tiles: {"NORMALIZERS": ("entmax",)},
             shapes: {"NORMALIZERS": ("softmax", "entmax"), "BATCHES": dict([*shapes.BATCHES.items()][-2:])},
         }
         for module, names in few.items():

@@ -1,4 +1,4 @@
-"""What runs in the process of Triton's interpreter: numpy in, numpy out."""
+"""Functions that run in the process of Triton's interpreter, with numpy arrays as arguments and results."""
 
 import math
 import os
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sharp.plugins.ops.schema import SCALES
-from sharp.plugins.sampling import Changes
+from sharp.plugins.cpu.sampling import Changes
+from sharp.plugins.op.schema import SCALES
 from tests.full.triton.memory_check import MemoryCheck, place_of
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case
@@ -24,14 +24,17 @@ MEMORY = MemoryCheck()
 
 
 def start() -> None:
-    """Set up this process. Triton decides on interpretation when it is imported, and torch may import it."""
+    """Set up this process before Triton or torch is imported.
+
+    Triton decides on interpretation when it is imported, and torch may import it.
+    """
     os.environ["TRITON_INTERPRET"] = "1"
-    # The interpreter computes what a mask then drops, and numpy warns of the NaN in it.
+    # The interpreter computes numbers that a mask then drops, and numpy warns of NaN among them.
     warnings.simplefilter("ignore")
     import torch
 
     torch.set_num_threads(1)
-    # What is read must have been written before, and what is returned too.
+    # New tensors hold NaN, so that a kernel shows when it reads or returns a number that it has not written.
     torch.empty = _poisoned(torch.empty)  # type: ignore[assignment]
     torch.Tensor.new_empty = _poisoned(torch.Tensor.new_empty)  # type: ignore[assignment]
     _widen_bfloat16()
@@ -47,9 +50,9 @@ def start() -> None:
 
 
 def _widen_bfloat16() -> None:
-    """Triton 3.7's interpreter keeps bfloat16 numbers as their bits, and tl.dot multiplies the bits.
+    """Let Triton 3.7's interpreter multiply bfloat16 numbers in tl.dot, instead of their bits.
 
-    It also cuts them off where a GPU rounds to the nearest.
+    It also truncates to bfloat16, where a GPU rounds to the nearest.
     """
     import ml_dtypes
     import triton.language as tl
@@ -76,7 +79,7 @@ def _widen_bfloat16() -> None:
 
 
 def _drop_nan() -> None:
-    """A GPU's minimum and maximum of a number and NaN are the number, Triton 3.7's interpreter's are NaN."""
+    """Let minimum and maximum drop NaN, as on a GPU; Triton 3.7's interpreter returns NaN."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     InterpreterBuilder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
@@ -84,27 +87,31 @@ def _drop_nan() -> None:
 
 
 def _patch_once() -> None:
-    """Triton 3.7's interpreter patches all of `triton.language` at each call of a function, in 40 % of its time.
+    """Let Triton 3.7's interpreter patch `triton.language` once, instead of at each call in 40 % of its time.
 
-    Here it stays patched: this process compiles nothing.
+    The patch can stay, because this process compiles nothing.
     """
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang
-    patched: set[frozenset[str]] = set()  # by names of the language's modules: Triton's own functions use others
+    # by names of the language's modules, because Triton's own functions use other names
+    patched: set[frozenset[str]] = set()
 
     def patch_once(function: Any) -> Any:
         modules = frozenset({"tl", "core"} & function.__globals__.keys())
         if modules not in patched:
             patch(function)
             patched.add(modules)
-        return interpreter._LangPatchScope()  # in which there is nothing to restore
+        return interpreter._LangPatchScope()  # a scope that restores nothing
 
     interpreter._patch_lang = patch_once
 
 
 def _find_types_once() -> None:
-    """Triton 3.7's interpreter makes a table of all types wherever it asks for one, in a tenth of its time."""
+    """Let Triton 3.7's interpreter keep the types that it finds.
+
+    Otherwise it makes a table of all types for each, in a tenth of its time.
+    """
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -123,7 +130,7 @@ def _find_types_once() -> None:
 
 
 def _make_shapes_once() -> None:
-    """Triton's language makes and checks a shape for every tensor and type; here those of one shape share it."""
+    """Let Triton's language share one checked shape among all tensors and types of that shape."""
     import triton.language as tl
 
     tensors: dict[tuple[int, ...], tuple[Any, Any]] = {}
@@ -131,14 +138,14 @@ def _make_shapes_once() -> None:
     make_block = tl.block_type.__init__
 
     def tensor(self: Any, handle: Any, kind: Any) -> None:
-        shape = (*kind.shape.values,) if kind.is_block() else ()  # of Triton's own kind of tuple
+        shape = (*kind.shape.values,) if kind.is_block() else ()  # as Python's tuple, instead of Triton's
         if shape not in tensors:
             tensors[shape] = tl.constexpr(math.prod(shape)), tl.core.tuple(map(tl.constexpr, shape))
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
         self.numel, self.shape = tensors[shape]
 
     def block(self: Any, element: Any, shape: Any) -> None:
-        sizes = tuple([one.value if isinstance(one, tl.constexpr) else one for one in shape])
+        sizes = tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
         if sizes not in blocks:
             make_block(self, element, shape)
             blocks[sizes] = self.shape, self.numel
@@ -150,7 +157,7 @@ def _make_shapes_once() -> None:
 
 
 def _leave_integers_unchecked() -> None:
-    """Triton 3.7's interpreter looks for overflows of integers in a third of its time, and fails for none."""
+    """Leave out the checks of Triton 3.7's interpreter for overflows of integers, which take a third of its time."""
     from triton.language.semantic import TritonSemantic
 
     TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
@@ -165,13 +172,14 @@ def _poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
-    """As `run`, where entmax's search ends after this many passes over the logits, settled or not."""
+    """Run op PagedAttention with at most `most_steps` passes of entmax's search over the logits."""
     import triton.language as tl
 
     from sharp.plugins.triton import prefill, solve
 
     before = solve.MOST_STEPS
-    solve.MOST_STEPS = prefill.MOST_STEPS = tl.constexpr(most_steps)  # a kernel reads its module's when it is called
+    # a kernel reads the name in its own module at each call
+    solve.MOST_STEPS = prefill.MOST_STEPS = tl.constexpr(most_steps)
     try:
         return run(case)
     finally:
@@ -179,28 +187,29 @@ def run_steps(case: Case, most_steps: int) -> dict[str, np.ndarray]:
 
 
 def run_counts(case: Case, dtype: str, part_keys: int, counts: int) -> dict[str, np.ndarray]:
-    """As `run` over parts, where entmax's search has so many launches before one program of a tile goes on."""
-    from sharp.plugins.triton import launching, variants
+    """Run op PagedAttention over parts, with `counts` launches of entmax's search before one program goes on alone."""
+    from sharp.plugins.triton import launch_plan, launching
 
-    before = variants.COUNTS, variants.SPARSEMAX_COUNTS
-    variants.COUNTS = variants.SPARSEMAX_COUNTS = counts
-    launching._kernels.cache_clear()  # what is launched follows from these, too
+    before = launch_plan.COUNTS, launch_plan.SPARSEMAX_COUNTS
+    launch_plan.COUNTS = launch_plan.SPARSEMAX_COUNTS = counts
+    launching._kernels.cache_clear()  # because the launched kernels depend on these settings
     try:
         return run(case, dtype, dtype, part_keys)
     finally:
-        variants.COUNTS, variants.SPARSEMAX_COUNTS = before
+        launch_plan.COUNTS, launch_plan.SPARSEMAX_COUNTS = before
         launching._kernels.cache_clear()
 
 
 def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1) -> tuple[int, list[int], list[int]]:
-    """The plan of a step of 32 heads in groups of 4: most keys of a split, every unit's first item, every item's unit.
+    """Return the plan of a decode step of 32 heads in groups of 4.
 
-    `lengths` are the context and new tokens of every sequence.
+    The plan is the most keys of a split, the first item of every unit, and the unit of every item. `lengths` are the
+    context and the new tokens of every sequence.
     """
     import torch
 
     from sharp.plugins.triton import launching
-    from sharp.plugins.triton.launch_sizes import Shapes, items, most_tokens, scratch, units, workers
+    from sharp.plugins.triton.launch_plan import Shapes
     from sharp.plugins.triton.options import Options
     from sharp.plugins.triton.variants import kernels
 
@@ -208,8 +217,10 @@ def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1)
     tokens = sum(new for _, new in lengths)
     blocks = max(-(-sum(length) // 16) for length in lengths)
     shapes = Shapes(tokens, len(lengths), blocks, 32, 8, multiprocessors)
-    first = kernels(options, 90)[0]
-    made = torch.full((scratch(options, shapes, options)["plan"],), -7, dtype=torch.int32)
+    found = {kernel.name: kernel for kernel in kernels(options, 90)}
+    planned = launching.plan_of(options, shapes, found)
+    first = planned.launches[0]
+    made = torch.full((planned.scratch["plan"],), -7, dtype=torch.int32)
     nothing = torch.zeros(tokens, 32, 16)
     arguments = dict.fromkeys(("query", "key", "value", "key_cache", "value_cache", "output", "stats"), nothing)
     starts = np.cumsum([0, *(new for _, new in lengths)], dtype=np.int32)
@@ -219,27 +230,27 @@ def plan(lengths: list[tuple[int, int]], multiprocessors: int, window: int = -1)
         "context_lens": np.array([context for context, _ in lengths], np.int32),
     }
     launching.launch(
-        first,
-        shapes,
+        found[first.function],
+        first.grid,
         arguments
         | {name: torch.tensor(array) for name, array in integers.items()}
         | {"plan": made, "tokens": tokens, "sequences": len(lengths), "q_heads": 32, "kv_heads": 8, "slots": 0}
-        | {"max_blocks": blocks, "most_tokens": most_tokens(shapes), "units": units(shapes)}
+        | {"max_blocks": blocks, "most_tokens": planned.most_tokens, "units": planned.units}
         | {
-            "workers": workers(options, shapes),
-            "items": items(options, shapes),
+            "workers": planned.workers,
+            "items": planned.items,
             "columns": 4,
             "window": window,
             "causal": 1,
         },
     )
-    behind = 1 + units(shapes)
+    behind = 1 + planned.units
     numbers = made.tolist()
-    return numbers[0] * first.constants["OPTIONS"].keys, numbers[1:behind], numbers[behind:]
+    return numbers[0] * found[first.function].constants["OPTIONS"].keys, numbers[1:behind], numbers[behind:]
 
 
 def passes_of_decoding(case: Case) -> int:
-    """How often entmax's search reads the logits of a step's one row."""
+    """Return how often entmax's search reads the logits of a step with one row."""
     from sharp.plugins.triton import solve
 
     once, passes = solve.stored_entmax_sums, 0
@@ -258,7 +269,7 @@ def passes_of_decoding(case: Case) -> int:
 
 
 def run_chunks(case: Case, places: int) -> dict[str, np.ndarray]:
-    """As `run`, where so many places of entmax's list of tiles are looked at together."""
+    """Run op PagedAttention with chunks of `places` places in entmax's list of tiles."""
     import triton.language as tl
 
     from sharp.plugins.triton import walk
@@ -273,36 +284,40 @@ def run_chunks(case: Case, places: int) -> dict[str, np.ndarray]:
 
 @contextmanager
 def parts_of(keys: int | None) -> Iterator[None]:
-    """Splits the keys of prompts into parts of so many, on a device of 16 multiprocessors; None: as they would be."""
-    from sharp.plugins.triton import launch_sizes, launching
+    """Split the keys of prompts into parts of `keys`, as on a device of 16 multiprocessors, in the block.
 
-    before = launch_sizes.PART_KEYS, launching.INTERPRETED
+    None leaves the usual split.
+    """
+    from sharp.plugins.triton import launch_plan, launching
+
+    before = launch_plan.PART_KEYS, launching.INTERPRETED
     if keys is not None:
-        launch_sizes.PART_KEYS, launching.INTERPRETED = keys, (90, 16)
+        launch_plan.PART_KEYS, launching.INTERPRETED = keys, (90, 16)
     launching.device_of.cache_clear()
     try:
         yield
     finally:
-        launch_sizes.PART_KEYS, launching.INTERPRETED = before
+        launch_plan.PART_KEYS, launching.INTERPRETED = before
         launching.device_of.cache_clear()
 
 
 def run(
     case: Case, dtype: str = "float32", cache_dtype: str = "float32", part_keys: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The op's outputs as float32 arrays, for inputs in these dtypes."""
+    """Return the outputs of op PagedAttention as float32 arrays, for inputs in the given dtypes."""
     from sharp.plugins.triton.paged_attention import paged_attention
 
     tensors = _tensors(case, dict.fromkeys(DATA, dtype) | dict.fromkeys(CACHES, cache_dtype))
     with parts_of(part_keys):
         results = paged_attention(**tensors, normalizer=case.normalizer, **case.attributes)
-    assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]  # in place
+    # the caches are changed in place
+    assert results[1] is tensors["key_cache"] and results[2] is tensors["value_cache"]
     found = {name: _numbers(tensor) for name, tensor in zip(RESULTS, results, strict=True)}
     return found | {name: tensors[name].numpy() for name in (*SCALES, "key_screen") if name in tensors}
 
 
 def cache_reads(case: Case, dtype: str, part_keys: int | None) -> tuple[float, float]:
-    """How often a call reads the keys and the values of its one sequence, on average over them."""
+    """Return how often a call reads the keys and the values of its only sequence, on average."""
     from sharp.plugins.triton.paged_attention import paged_attention
 
     tensors = _tensors(case, dict.fromkeys((*DATA, *CACHES), dtype))
@@ -317,7 +332,7 @@ def cache_reads(case: Case, dtype: str, part_keys: int | None) -> tuple[float, f
 
 
 def screen_reads(case: Case, dtype: str) -> tuple[float, float, float]:
-    """Which share of its one sequence's keys a call reads, how often the words of their screen, and of the values."""
+    """Return the share of keys that a call reads, and how often it reads the screen's words and the values."""
     from sharp.plugins.triton.paged_attention import paged_attention
 
     tensors = _tensors(case, dict.fromkeys((*DATA, *CACHES), dtype))
@@ -340,9 +355,9 @@ def sample(
     sizes: tuple[int, int],
     changes: Changes | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of `sampling.sample` and the logits after its changes, its memory accesses checked.
+    """Return the tokens of `sampling.sample` and the changed logits, with its memory accesses checked.
 
-    Tiles and candidates have these sizes.
+    `sizes` are the sizes of tiles and of lists of candidates.
     """
     import torch
 
@@ -365,7 +380,7 @@ def sample(
 
 
 def sampling_reads(logits: np.ndarray, samplings: np.ndarray, sizes: tuple[int, int]) -> float:
-    """How often `sample` reads its logits."""
+    """Return how often `sample` reads its logits."""
     MEMORY.read.clear()
     sample(logits, samplings, None, sizes)
     return max(MEMORY.read.values()) / logits.size
@@ -374,14 +389,15 @@ def sampling_reads(logits: np.ndarray, samplings: np.ndarray, sizes: tuple[int, 
 def run_attention(
     case: attention_cases.Case, dtype: str = "float32", part_keys: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The outputs of op SharpAttention as float32 arrays, for inputs in this dtype."""
+    """Return the outputs of op SharpAttention as float32 arrays, for inputs in the given dtype."""
     from sharp.plugins.triton.attention import attention
 
     tensors = _tensors(case, dict.fromkeys((*DATA, *PASTS), dtype))
     with parts_of(part_keys):
         results = attention(**tensors, normalizer=case.normalizer, **case.attributes)
     if "past_lens" in tensors:
-        assert results[1] is tensors["past_key"] and results[2] is tensors["past_value"]  # in place
+        # the caches are changed in place
+        assert results[1] is tensors["past_key"] and results[2] is tensors["past_value"]
     return {name: tensor.float().numpy() for name, tensor in zip(attention_cases.OUTPUTS, results, strict=True)}
 
 
@@ -398,28 +414,9 @@ def _tensors(case: Case | attention_cases.Case, dtypes: dict[str, str]) -> dict[
 
 
 def _numbers(tensor: Any) -> np.ndarray:
-    """As float32, but bytes of e4m3."""
+    """Return the numbers as float32, or the bytes of e4m3."""
     import torch
 
     held = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor.float()
     numbers: np.ndarray = held.numpy()
     return numbers
-
-
-def run_specialized(case: Case | attention_cases.Case, dtype: str) -> tuple[dict[str, np.ndarray], int]:
-    """As `run` or `run_attention` with SHARP_SPECIALIZED_PROMPTS=1, and how many tiles `prefill_full` has visited."""
-    from sharp.plugins.triton import launching, specialized
-
-    tiles, once = 0, specialized.stream
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal tiles
-        tiles += 1
-        return once(*arguments)
-
-    launching.SPECIALIZED, specialized.stream = True, counted
-    try:
-        results = run(case, dtype, dtype) if "block_table" in case.inputs else run_attention(case, dtype)
-        return results, tiles
-    finally:
-        launching.SPECIALIZED, specialized.stream = False, once

@@ -1,8 +1,8 @@
-"""What NVIDIA's memcheck and racecheck look for on a GPU, of kernels that are interpreted.
+"""The checks of NVIDIA's memcheck and racecheck, for interpreted kernels.
 
-A kernel reads and writes only in the tensors that it was launched with. Of two accesses to one address, one of them a
-write, both are by one program, with a barrier between them, as any two threads may have made them; what two threads
-write may be the same value. A kernel that keeps to this cannot depend on the order in which programs and warps run.
+A kernel may read and write only the tensors of its launch. Two accesses to one address, at least one of them a write,
+must be by one program with a barrier between them, because any two threads may have made them; but all threads may
+write the same value. A kernel that obeys these rules does not depend on the order in which programs and warps run.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ ANYTHING = 101
 
 @dataclass
 class Accesses:
-    """To one tensor: where it lies, and when each of its addresses was read and written last, 0 for never."""
+    """The accesses to one tensor: its addresses, and the times at which each was last read and written, or 0."""
 
     begin: int
     end: int
@@ -29,22 +29,26 @@ class Accesses:
 
 
 def place_of(tensor: Any) -> tuple[int, int]:
-    """Where torch's tensor begins and ends."""
+    """Return the first address of a torch tensor, and the address after its end."""
     return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 class MemoryCheck:
-    """Of the launch in progress. Time counts the barriers of all programs; one runs behind the other."""
+    """A check of the accesses of the launch in progress.
+
+    Time counts the barriers of all programs, which run one after the other.
+    """
 
     def __init__(self) -> None:
         self._tensors: list[Accesses] = []
         self._program: tuple[int, ...] | None = None
-        self._begun = self._now = 1  # since when the program runs, and the time
-        self.read: Counter[int] = Counter()  # numbers that kernels have read, of all launches, by where a tensor begins
+        self._begun = self._now = 1  # the time at which the program began, and the time now
+        # counts of the numbers that all launches have read, by the address of the tensor
+        self.read: Counter[int] = Counter()
 
     @contextmanager
     def watched(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Looks at what a launch does in the tensors that begin and end at these addresses."""
+        """Check the accesses of a launch in the block, which may access only tensors at `places`."""
         self._tensors, self._program = [Accesses(*place) for place in sorted(set(places))], None
         try:
             yield
@@ -57,18 +61,20 @@ class MemoryCheck:
     def add(
         self, program: tuple[int, ...], addresses: np.ndarray, changes: Callable[[], np.ndarray] | None = None
     ) -> None:
-        """A program's reads or, with `changes`, its writes: which of them change what is there.
+        """Record the accesses of a program: reads, or writes with `changes`.
+
+        `changes` returns which of the writes change a value.
 
         Raises:
-            AssertionError: an address is in no tensor, or was accessed by another program or without a barrier between.
+            AssertionError: An address is in no tensor, or another program accessed it, or no barrier lies between.
         """
         if not self._tensors or not addresses.size:
             return
         if program != self._program:
             self._program, self._now = program, self._now + 1
             self._begun = self._now
-        found = np.searchsorted([one.begin for one in self._tensors], addresses, side="right") - 1
-        ends = np.array([one.end for one in self._tensors], np.uint64)
+        found = np.searchsorted([tensor.begin for tensor in self._tensors], addresses, side="right") - 1
+        ends = np.array([tensor.end for tensor in self._tensors], np.uint64)
         assert ((found >= 0) & (addresses < ends[found])).all(), "a kernel reads or writes beside its tensors"
         changed = changes() if changes else None
         for index in np.unique(found):
@@ -89,18 +95,19 @@ class MemoryCheck:
         assert (earlier < self._now).all(), "a kernel accesses an address twice without a barrier between"
 
     def install(self) -> None:
-        """Looks at all that this process's interpreter reads and writes while tensors are watched."""
+        """Check all reads and writes of this process's interpreter while tensors are watched."""
         from triton.runtime.interpreter import InterpreterBuilder
 
         load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
         check = self
 
         def checked_load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-            bits = mask if isinstance(mask, np.ndarray) else mask.data  # a tensor descriptor's is an array
-            chosen = bits.astype(bool)  # of a mask that a number takes part in the interpreter makes integers
+            bits = mask if isinstance(mask, np.ndarray) else mask.data  # the mask of a tensor descriptor is an array
+            chosen = bits.astype(bool)  # the interpreter makes masks of integers where a number takes part
             check.add(builder.grid_idx, pointers.data[chosen])
             loaded = load(builder, pointers, mask, other, *rest, **named)
-            if other is None and bits.size > 1:  # what is not read is anything; the interpreter has no scalar 0
+            # masked numbers are undefined; the interpreter needs a scalar 0 for itself
+            if other is None and bits.size > 1:
                 loaded.data[~chosen] = np.nan if loaded.data.dtype.kind == "f" else ANYTHING
             return loaded
 
@@ -123,7 +130,7 @@ class MemoryCheck:
         InterpreterBuilder.create_barrier = lambda builder: check.barrier()
 
     def around(self, launch: Callable[..., None]) -> Callable[..., None]:
-        """`launching.launch`, watched."""
+        """Return `launching.launch` with its accesses checked."""
 
         def watched(kernel: Any, shapes: Any, arguments: dict[str, Any]) -> None:
             given = [arguments[name] for name, kind in kernel.signature.items() if kind.startswith("*")]

@@ -1,4 +1,4 @@
-"""Kernels that are wrong on a GPU though the interpreter, which runs one thing behind the other, computes them."""
+"""Kernels that are wrong on a GPU, though the interpreter, which runs all in order, computes the right numbers."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from tests.full.triton.memory_check import place_of
 
 @triton.jit
 def kernel(numbers, FAULT: tl.constexpr):
-    """Programs 0 and 1 each add 1 to ten numbers of their own."""
+    """Add 1 to ten numbers in each of the programs 0 and 1, with the fault FAULT."""
     own = tl.program_id(0) * 10 + tl.arange(0, 16)
     inside = tl.arange(0, 16) < 10
     if FAULT == "beside":
@@ -33,11 +33,11 @@ def kernel(numbers, FAULT: tl.constexpr):
         found = tl.load(numbers + own, mask=inside)
         tl.debug_barrier()
         tl.store(numbers + own, found + 1, mask=inside)
-        tl.store(numbers + 20 + own * 0, 1, mask=inside)  # whoever writes last, it is 1
+        tl.store(numbers + 20 + own * 0, 1, mask=inside)  # any program may write last, because all write 1
 
 
 def run(fault: str) -> list[int]:
-    """What the programs leave in 40 numbers that were 0."""
+    """Return the 40 numbers, at first 0, after the kernel with a fault."""
     numbers = torch.zeros(40, dtype=torch.int32)
     with MEMORY.watched([place_of(numbers[:25] if fault == "beside" else numbers)]):
         kernel[(2,)](numbers, FAULT=fault)

@@ -1,4 +1,4 @@
-"""`bench/gpu/all.py`: runs in order, gone on with where a call or the machine ended, and stopped by what is wrong."""
+"""`bench/gpu/all.py`: runs in order, resumed where a call or the machine ended, and stopped by an error."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import pytest
 from bench.gpu import all as all_runs
 from bench.gpu.all import LEFT, Run
 
-# Writes the next row of three into its results; the exit code is the second argument.
+# A script that writes the next of three rows into its results, and exits with the code in its second argument.
 ROW = """
 import json, pathlib, sys
 path = pathlib.Path(sys.argv[sys.argv.index("--output") + 1])

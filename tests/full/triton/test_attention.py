@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.full.triton.interpreted import DATA, PASTS, Run
 from tests.plugins.conformance.attention_cases import FORMS, Case, Shape, assert_agrees, cases, make_case, run_reference
 
 SHAPES: dict[str, Any] = {
     "decode": {"queries": 1, "new_keys": 1},
     "chunk": {"queries": 9, "new_keys": 9},
-    "cross": {"queries": 3, "new_keys": 40},  # few queries: decoded
+    "cross": {"queries": 3, "new_keys": 40},  # few queries, which the decode kernels compute
 }
 
 
@@ -67,7 +67,7 @@ def test_16_bits(run_attention: Run, form: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("lens", [-5, 88, 2**31 - 1])
 def test_lengths_that_the_host_cannot_see_stay_inside_the_buffer(run_attention: Run, lens: int) -> None:
-    # A CPU kernel refuses them. Here what fits is written, and nothing beside the buffer is touched.
+    # A CPU kernel refuses these lengths. A GPU's kernels write the keys that fit, and touch nothing beside the buffer.
     case = make_case("softmax", Shape("shared", past=90, head_dim=16))
     buffers = {name: np.zeros_like(case.inputs[name]) for name in PASTS}
     wrong = case.with_inputs(past_lens=np.full(2, lens, np.int32), **buffers)

@@ -1,4 +1,4 @@
-"""The inline assembly that turns bytes into numbers of 16 bits, by what PTX says of instructions."""
+"""The inline assembly that turns bytes into numbers of 16 bits, run by PTX's definition of its instructions."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,10 @@ Lanes = Callable[..., np.ndarray]
 
 
 def prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """Four bytes of the eight of a and b, as the selector's nibbles say; from 8 on, a byte's sign eight times."""
+    """Return four of the eight bytes of a and b, as the selector's nibbles say.
+
+    A nibble of 8 or more chooses a byte's sign, eight times.
+    """
     found = np.zeros_like(a)
     for place in range(4):
         nibble = int(selector[0]) >> 4 * place & 15
@@ -25,7 +28,7 @@ def prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
 
 
 def by_lanes(dtype: np.dtype, function: Lanes) -> Lanes:
-    """The function of numbers of 16 bits, two in a word."""
+    """Return a function of words that applies `function` to their two numbers of 16 bits."""
     return lambda *words: np.ascontiguousarray(function(*(word.view(dtype) for word in words)).astype(dtype)).view(U32)
 
 
@@ -38,7 +41,7 @@ INSTRUCTIONS: dict[str, Lanes] = {
     "shr.u32": lambda a, by: a >> by,
     "lop3.b32": lambda a, b, c, table: (a & b) | c if table[0] == 0xEA else a * 0,
     "sub.f16x2": by_lanes(np.dtype(np.float16), lambda a, b: a - b),
-    "fma.rn.f16x2": by_lanes(np.dtype(np.float16), lambda a, b, c: a * b + c),  # the product is exact here
+    "fma.rn.f16x2": by_lanes(np.dtype(np.float16), lambda a, b, c: a * b + c),  # the product is exact for these numbers
     "fma.rn.bf16x2": by_lanes(
         np.dtype(ml_dtypes.bfloat16), lambda a, b, c: a.astype(np.float32) * b.astype(np.float32) + c.astype(np.float32)
     ),
@@ -47,7 +50,7 @@ INSTRUCTIONS: dict[str, Lanes] = {
 
 @pytest.mark.parametrize(("assembly", "dtype"), [(BFLOAT16, ml_dtypes.bfloat16), (FLOAT16, np.float16)])
 def test_every_byte_becomes_its_number(assembly: object, dtype: type) -> None:
-    # Two words of all bytes at every place, in another order each.
+    # Two words with every byte at every place, in a different order at each.
     bytes_ = np.stack([np.roll(np.arange(-128, 128), 37 * place).astype(np.int8) for place in range(8)], 1)
     words = [np.ascontiguousarray(part).view(U32)[:, 0] for part in (bytes_[:, :4], bytes_[:, 4:])]
     held = {"$4": words[0], "$5": words[1]}
@@ -67,12 +70,12 @@ def test_every_byte_of_e4m3_becomes_its_number(assembly: object, dtype: type) ->
 
 
 def execute(assembly: object, held: dict[str, np.ndarray]) -> None:
-    """Run a block of instructions on what registers hold."""
+    """Run a block of instructions on registers, and store the results in them."""
     text: str = getattr(assembly, "value", assembly)
     for line in text.strip("{}\n").replace("\n", "").split(";"):
         if not line or line.startswith(".reg"):
             continue
         name, operands = line.split(" ", 1)
         to, *given = re.split(r",\s*", operands)
-        values = [held[one] if one in held else np.full(256, int(one, 0), U32) for one in given]
+        values = [held[operand] if operand in held else np.full(256, int(operand, 0), U32) for operand in given]
         held[to] = INSTRUCTIONS[name](*values)

@@ -1,17 +1,18 @@
-"""NaN, Inf, out-of-range values and shapes: every outcome is defined.
+"""NaN, Inf, out-of-range values and shapes in the Triton kernels: every outcome is defined.
 
-As in `tests/plugins/conformance/test_kernel_edges.py`.
+`tests/plugins/conformance/test_kernel_edges.py` has the tests of the other kernels.
 """
 
 import numpy as np
 import pytest
 
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.full.triton.interpreted import Run
 from tests.plugins.conformance.cases import Shape, assert_agrees, int8_case, make_case, run_reference
 from tests.plugins.conformance.test_kernel_edges import DIVIDING, with_key
 
-# A decode row, rows of few tokens and a chunk over the same kind of context; the key is in the middle of it.
+# A decode row, rows of few tokens and a chunk over the same kind of context, in the middle of which a test puts its
+# key.
 DECODE = Shape(sequences=((300, 1),), kv_heads=1, group=2, head_dim=16, value_dim=16)
 FEW = Shape(sequences=((300, 3),), kv_heads=1, group=2, head_dim=16, value_dim=16)
 CHUNK = Shape(sequences=((150, 9),), kv_heads=1, group=2, head_dim=16, value_dim=16)
@@ -43,7 +44,7 @@ def test_rows_whose_window_excludes_the_key_stay_as_they_are(run: Run, normalize
 def test_a_key_of_minus_infinity_has_no_weight(run: Run, normalizer: str, shape: str) -> None:
     case = make_case(normalizer, SHAPES[shape])
     spoilt = with_key(case, 60, -np.inf)
-    # The same as a key that is not there: a hole of one key's block, but for the other keys of that block.
+    # The key counts as absent, like a hole of one key, although the other keys of its block remain.
     values = spoilt.inputs["value_cache"].copy()
     values[spoilt.inputs["block_table"][0, 3], :, 60 % 16] = 1e6  # would show in the output with any weight
     result = run(spoilt.with_inputs(value_cache=values)).output
@@ -73,7 +74,7 @@ def test_a_query_that_is_no_number_spoils_its_row_only(run: Run, normalizer: str
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_logits_of_ten_thousand(run: Run, normalizer: str, sign: int) -> None:
-    # Whole numbers, so that the logits are exact in float32.
+    # Whole numbers make the logits exact in float32.
     case = make_case(normalizer, Shape(sequences=((100, 2), (70, 1), (60, 6)), kv_heads=1, integers=True), scale=1e3)
     case = case.with_inputs(query=case.inputs["query"] * np.float32(sign))
     assert_agrees(run(case), run_reference(case), case)
@@ -100,7 +101,7 @@ def test_no_tokens_at_all(run: Run) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
 def test_a_context_longer_than_the_table_does_not_wrap_around(run: Run, normalizer: str, shape: str) -> None:
-    # A CPU kernel refuses it; a GPU's host cannot see it.
+    # A CPU kernel refuses this context; a GPU's host cannot see it.
     case = make_case(normalizer, SHAPES[shape], window=9)
     places = 16 * case.inputs["block_table"].shape[1]
     full, longer = (
@@ -113,7 +114,8 @@ def test_a_context_longer_than_the_table_does_not_wrap_around(run: Run, normaliz
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
 def test_a_block_that_the_cache_does_not_have_is_a_hole(run: Run, normalizer: str, shape: str) -> None:
-    # A CPU kernel refuses it; a GPU's host cannot see it. Reads beside the caches fail by themselves here.
+    # A CPU kernel refuses this block; a GPU's host cannot see it. The memory check fails if a kernel reads beside the
+    # caches.
     case = make_case(normalizer, SHAPES[shape])
     tables = [case.inputs["block_table"].copy() for _ in range(2)]
     for table, blocks in zip(tables, ((-1, -1), (len(case.inputs["key_cache"]), 2**31 - 1)), strict=True):
@@ -146,7 +148,7 @@ def test_equal_logits_share_the_weight_equally(run: Run, alpha: float) -> None:
 
 def test_entmax_leaves_out_tiles_that_no_row_gives_a_weight(run: Run) -> None:
     case = make_case("entmax", Shape(sequences=((300, 9),), kv_heads=1, group=2, head_dim=16, value_dim=16))
-    blocks = case.inputs["block_table"][0, 64 // 16 : 256 // 16]  # as many keys as are listed together
+    blocks = case.inputs["block_table"][0, 64 // 16 : 256 // 16]  # as many keys as one chunk of the list has
     keys, values = case.inputs["key_cache"].copy(), case.inputs["value_cache"].copy()
     keys[blocks], values[blocks] = -9.0, 0.0
     case = case.with_inputs(query=np.abs(case.inputs["query"]) + 1, key_cache=keys, value_cache=values)

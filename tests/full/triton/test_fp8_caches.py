@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.ops import e4m3
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op import e4m3
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.full.triton.test_kernels import DTYPES, MIXED, assert_close, assert_int8_agrees, cases, rounded
 from tests.plugins.conformance.cases import Case, Shape, fp8_case, make_case, run_reference
@@ -25,7 +25,7 @@ def test_an_fp8_cache(run: Run, normalizer: str) -> None:
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(), collect=st.booleans())
 def test_random_calls(run: Run, case: Case, collect: bool) -> None:
-    if case.ties:  # numbers of 4 bits: logits are not exact
+    if case.ties:  # numbers of 4 bits, whose logits are not exact
         case = dataclasses.replace(case, ties=False, attributes=case.attributes | {"scale": 0.125})
     case = fp8_case(case.with_inputs(collect_stats=np.array(collect)))
     assert_int8_agrees(run(case, cache_dtype="fp8"), run_reference(case), case)
@@ -75,7 +75,7 @@ def test_the_bytes_are_the_reference_s_whatever_the_cache_held(run: Run, scale: 
 
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])
 def test_every_byte_of_a_value_is_its_number(run: Run, dtype: str) -> None:
-    # Of one key each; it is in the cache already.
+    # Each value has one key, which is already in the cache.
     values = np.zeros((1, 1, 16, 256), np.uint8)
     values[0, 0, 0] = np.arange(256)
     inputs = {

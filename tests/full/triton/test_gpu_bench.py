@@ -1,4 +1,4 @@
-"""`bench/gpu/run.py` as far as a machine without a GPU can try it."""
+"""`bench/gpu/run.py`, as far as a machine without a GPU can run it."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_targets_are_judged_from_the_results() -> None:
 
 def test_a_case_that_fails_or_ends_its_process_is_a_row_and_the_others_still_run(tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"
-    script = tmp_path / "run_with_failures.py"  # stands for run.py in its sections' processes too
+    script = tmp_path / "run_with_failures.py"  # stands for run.py in the processes of its sections, too
     script.write_text(f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -287,9 +287,9 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
         "prefill": 5,
         "statistics": 2,
         "sampling": 14,
-        "tiles": 6,
+        "tiles": 4,
     }
-    # What a CPU cannot run says so, as a peer that fails on a GPU would.
+    # A row that a CPU cannot run has an error, like a peer that fails on a GPU.
     assert {row["subject"] for row in rows if "error" in row} <= {"torch SDPA (cuDNN)", "torch SDPA (flash)"}
     assert all(row["late"] == [] for row in rows)
     assert all(row["holds"] for row in rows if row["section"] == "sampling" or "block_size" in row)
@@ -298,7 +298,7 @@ def test_its_timed_sections_on_tiny_cases_launch_what_was_compiled_ahead() -> No
 
 
 def test_it_runs_from_the_source_tree_without_an_install_or_onnx() -> None:
-    # -S: no site, and so nothing of an editable install; the packages themselves are put back.
+    # -S leaves out site, and so an editable install; the folder of the packages is added again.
     script = (
         f"import sys; sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path('platlib')!r}]; "
         "sys.modules['onnx'] = None; "
@@ -318,6 +318,6 @@ def test_the_instructions_of_a_prompts_loops_are_counted() -> None:
     observe, settled = kernel.passes
     assert (observe.spills, settled.spills) == (0, 0)
     # A thread has 64 logits of a tile, and takes a few instructions for each.
-    assert all(4 * 64 < one.instructions < 16 * 64 for one in kernel.passes)
+    assert all(4 * 64 < part.instructions < 16 * 64 for part in kernel.passes)
     cycles = 2 * observe.instructions + 512
     assert observe.cycles == cycles and kernel.cycles == (cycles + settled.cycles) / 128**2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.full.triton.test_kernels import DTYPES, MIXED, assert_close, assert_int8_agrees, cases, rounded
 from tests.plugins.conformance.cases import Case, Shape, int8_case, make_case, run_reference
@@ -22,7 +22,7 @@ def test_an_int8_cache(run: Run, normalizer: str) -> None:
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(), collect=st.booleans())
 def test_random_calls_of_int8_caches(run: Run, case: Case, collect: bool) -> None:
-    if case.ties:  # scales are no powers of two: logits are not exact
+    if case.ties:  # scales that are no powers of two, so that logits are not exact
         case = dataclasses.replace(case, ties=False, attributes=case.attributes | {"scale": 0.125})
     case = int8_case(case.with_inputs(collect_stats=np.array(collect)))
     assert_int8_agrees(run(case, cache_dtype="int8"), run_reference(case), case)
@@ -41,7 +41,7 @@ def test_an_int8_cache_of_16_bit_models(run: Run, normalizer: str, dtype: str) -
 @pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])
 def test_an_int8_cache_with_values_too_small_for_float16(run: Run, dtype: str, group: int) -> None:
-    # A weight times its block's scale is 1e-9: of values as small, and of blocks with unlike scales.
+    # A weight times its block's scale is 1e-9, for values as small, and for blocks with unlike scales.
     shape = Shape(sequences=((300, 1), (470, 9)), kv_heads=1, group=group, head_dim=16, value_dim=16)
     case = make_case("softmax", shape, seed=4)
     case = rounded(case, DATA, dtype) if dtype in DTYPES else case
@@ -51,14 +51,15 @@ def test_an_int8_cache_with_values_too_small_for_float16(run: Run, dtype: str, g
     case = case.with_inputs(value=case.inputs["value"] * np.float32(0), collect_stats=np.array(False))
     actual, expected = run(case, dtype, "int8").output, run_reference(case).output
     unit = {"float32": 2e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
-    least = 2.0**-24 if dtype == "float16" else 0.0  # of a number that it has
+    least = 2.0**-24 if dtype == "float16" else 0.0  # half of float16's smallest step
     assert np.abs(actual - expected).max() < unit * np.abs(expected).max() + least
 
 
 @pytest.mark.parametrize("dtype", ["float32", *DTYPES])
 @pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax"])
 def test_huge_logits_of_an_int8_cache(run: Run, normalizer: str, dtype: str) -> None:
-    # Scales of 1, which the new keys keep as they hold 127, and whole numbers times 2^22: float32 has each logit.
+    # Scales of 1, which stay because the new keys hold 127, and whole numbers times 2^22, so that every logit is exact
+    # in float32.
     shape = dataclasses.replace(MIXED, integers=True)
     case = make_case(normalizer, shape, seed=5, scale=2.0**22)
     query, key, value = (case.inputs[name].copy() for name in DATA)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, make_case, run_reference
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-# Decode, few tokens that are decoded too, a chunk behind a context, a prompt, and a sequence without a token.
+# Decode, few tokens in one sequence, a chunk behind a context, a prompt, and a sequence without a token.
 MIXED = Shape(sequences=((70, 1), (20, 3), (33, 6), (3, 0), (0, 7)), kv_heads=1, head_dim=16, value_dim=24)
 
 
 @st.composite
 def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
-    """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
+    """Draw calls with every option: odd lengths, several sequences, windows, holes, and logits up to 10,000."""
     lengths = st.tuples(st.integers(0, 150), st.sampled_from((0, 1, 1, 2, 5, 20)))
     shape = Shape(
         sequences=tuple(
@@ -81,7 +81,8 @@ def test_a_long_context_is_split_and_merged(run: Run, normalizer: str) -> None:
     ids=str,
 )
 def test_the_keys_of_few_prompts_are_split(run: Run, normalizer: str, changes: dict[str, int], collect: bool) -> None:
-    # A question about a long text beside two that decode and one without a token; with a window some parts are empty.
+    # A question about a long text beside two sequences that decode and a sequence without a token; with a window some
+    # parts of the keys are empty.
     lengths = ((200, 1), (470, 9), (0, 0), (31, 3), (90, 1))
     shape = Shape(sequences=lengths, kv_heads=1, group=5, head_dim=16, value_dim=24, holes=True)
     case = make_case(normalizer, shape, seed=2, alibi=True, **changes).with_inputs(collect_stats=np.array(collect))
@@ -99,7 +100,7 @@ def test_parts_in_16_bits(run: Run, normalizer: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("steep", [1.5, 40.0])
 def test_parts_of_ssa_that_leave_float32s_range_beside_others(run: Run, steep: float) -> None:
-    # Some parts keep their weights as they are and others must shift them, so that they have unlike peaks.
+    # Some parts keep their weights and others must shift them, so that their peaks differ.
     shape = Shape(sequences=((470, 9),), kv_heads=1, group=3, head_dim=16, value_dim=16)
     case = make_case("ssa", shape, seed=9)
     keys = case.inputs["key_cache"].copy()
@@ -129,7 +130,7 @@ def test_a_prompt_of_many_tiles(run: Run, normalizer: str) -> None:
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_few_tokens_over_a_long_context(run: Run, normalizer: str, causal: int) -> None:
-    # As a server checks draft tokens: no prefill, and rows of one tile that see different keys.
+    # A step in which a server checks draft tokens: no prefill, and rows of one tile that see different keys.
     shape = Shape(sequences=((540, 4), (62, 4), (0, 2), (300, 1)), kv_heads=1, head_dim=16, value_dim=16, holes=True)
     case = make_case(normalizer, shape, alibi=True, window=400 if causal else -1, causal=causal)
     assert_agrees(run(case), run_reference(case), case, tolerance=2e-5)
@@ -138,7 +139,7 @@ def test_few_tokens_over_a_long_context(run: Run, normalizer: str, causal: int) 
 @pytest.mark.parametrize("group", [1, 8, 20])
 @pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax"])
 def test_few_tokens_of_more_heads_than_a_tile_has_rows(run: Run, normalizer: str, group: int) -> None:
-    # Of the last tile some rows do not exist; of shorter sequences none of it does.
+    # Some rows of the last tile do not exist, and shorter sequences lack the whole tile.
     tokens = 3 if group == 20 else 4
     lengths = ((540, tokens), (62, 1), (0, 2), (300, 3))
     shape = Shape(sequences=lengths, kv_heads=2, group=group, head_dim=16, value_dim=16)
@@ -149,7 +150,7 @@ def test_few_tokens_of_more_heads_than_a_tile_has_rows(run: Run, normalizer: str
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_no_more_tokens_than_sequences_and_not_one_each(run: Run, normalizer: str, causal: int) -> None:
-    # No server makes such a step; every token is decoded by itself, and nothing is left to prefill.
+    # No server makes such a step: every token is decoded by itself, and nothing is left to prefill.
     lengths = ((40, 0), (540, 1), (0, 0), (0, 2), (300, 3), (9, 0), (1, 0))
     shape = Shape(sequences=lengths, kv_heads=1, head_dim=16, value_dim=16, holes=True)
     case = make_case(normalizer, shape, alibi=True, window=400 if causal else -1, causal=causal)
@@ -166,7 +167,7 @@ def test_16_bits(run: Run, normalizer: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalizer", ["softmax", "adaptive_softmax", "entmax"])
 def test_huge_logits_in_16_bits(run: Run, normalizer: str, dtype: str) -> None:
-    # Whole numbers times 2^22: float32 has each exactly, and no threshold beside it.
+    # Whole numbers times 2^22: float32 has each logit exactly, but no threshold next to it.
     shape = dataclasses.replace(MIXED, integers=True)
     case = rounded(make_case(normalizer, shape, seed=5, scale=2.0**22), (*DATA, *CACHES), dtype)
     assert_close(run(case, dtype, dtype), case, dtype)
@@ -192,18 +193,18 @@ def test_weights_beyond_the_range_of_float16(run: Run, normalizer: str) -> None:
 def test_entmax_of_any_alpha(run: Run, alpha: float) -> None:
     case = make_case("entmax", Shape(sequences=((300, 1), (100, 2), (90, 6)), kv_heads=1, head_dim=16), alpha=alpha)
     expected = run_reference(case).output
-    # Next to the threshold a weight (s - tau)^(1 / (alpha - 1)) with an exponent below 1 is no better than a tau in
-    # float32: at alpha 4 such a key has 4e-3 or nothing. Larger ones are refused.
+    # Next to the threshold a weight (s - tau)^(1 / (alpha - 1)) with an exponent below 1 is as inexact as tau in
+    # float32: at alpha 4 such a key has a weight of 4e-3 or none. Larger alphas are refused.
     tolerance = 1e-5 if alpha <= 2 else 2e-4 if alpha < 4 else 1e-3
     np.testing.assert_allclose(run(case).output, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
 
 
-@pytest.mark.parametrize("scale", [0.03, 0.3, 1.0])  # most keys, some and few have a weight
+@pytest.mark.parametrize("scale", [0.03, 0.3, 1.0])  # most, some and few keys have a weight
 @pytest.mark.parametrize(("alpha", "tokens", "passes"), [(1.25, 20, 2), (1.5, 20, 2), (2.0, 20, 4), (1.5, 1, 3)])
 def test_entmax_is_found_in_few_passes(
     interpreter: ProcessPoolExecutor, alpha: float, tokens: int, passes: int, scale: float
 ) -> None:
-    # By Newton's steps from a threshold of -1 upwards the same would take 3 to 9.
+    # Newton's steps from a threshold of -1 upwards would take 3 to 9 passes.
     shape = Shape(sequences=((500, tokens),), kv_heads=1, head_dim=16, value_dim=16)
     case = make_case("entmax", shape, alpha=alpha, scale=scale)
     found = interpreter.submit(interpreted.run_steps, case, passes).result()["output"]
@@ -216,14 +217,14 @@ def test_entmax_is_found_in_few_passes(
 def test_the_threshold_of_equal_logits_is_found_in_few_passes(
     interpreter: ProcessPoolExecutor, keys: int, alpha: float
 ) -> None:
-    # It is the end of what it is looked for in.
+    # The threshold is the end of the bracket in which it is searched.
     case = make_case("entmax", Shape(sequences=((keys - 1, 1),), kv_heads=1, group=1, head_dim=16), alpha=alpha)
     case = case.with_inputs(query=np.zeros_like(case.inputs["query"]))
     assert interpreter.submit(interpreted.passes_of_decoding, case).result() <= 3
 
 
 def test_tiles_that_may_get_a_weight_are_listed_in_chunks(interpreter: ProcessPoolExecutor, run: Run) -> None:
-    # Seventeen tiles of which some are left out, four places at a time.
+    # Seventeen tiles, some of which are left out, in chunks of four.
     shape = Shape(sequences=((1100, 12),), kv_heads=2, group=2, head_dim=16, value_dim=16)
     case = make_case("entmax", shape, scale=6.0)
     found = interpreter.submit(interpreted.run_chunks, case, 4).result()
@@ -233,7 +234,8 @@ def test_tiles_that_may_get_a_weight_are_listed_in_chunks(interpreter: ProcessPo
 
 
 def test_a_threshold_that_was_estimated_wrong_is_not_used(run: Run) -> None:
-    # Four values of logits, the lower the more keys: a step along a smooth tail gives too many of them a weight.
+    # Four values of logits, with more keys the lower the value: a step along a smooth tail gives too many keys a
+    # weight.
     context = 640
     case = make_case("entmax", Shape(sequences=((context, 5),), kv_heads=1, group=1, head_dim=16), scale=1.0)
     logits = np.random.default_rng(1).choice((0, -0.49, -0.8, -2.12), context, p=(0.005, 0.02, 0.2, 0.775))
@@ -283,7 +285,7 @@ def test_other_temperature_polynomials(run: Run) -> None:
 
 
 def test_tokens_behind_the_last_sequence_get_zeros(run: Run) -> None:
-    # As in a CUDA graph that was captured for more tokens than the step has.
+    # The padding is that of a CUDA graph that was captured for more tokens than the step has.
     case = make_case("softmax", MIXED)
     padding = {name: np.concatenate([case.inputs[name], np.ones_like(case.inputs[name][:3])]) for name in DATA}
     slots = np.concatenate([case.inputs["slot_mapping"], np.full(3, -1, np.int32)])
@@ -296,21 +298,24 @@ def test_tokens_behind_the_last_sequence_get_zeros(run: Run) -> None:
 
 
 def rounded(case: Case, names: tuple[str, ...], dtype: str) -> Case:
-    """The case with these inputs as float32 numbers that `dtype` has."""
+    """Return the case with the named inputs rounded to `dtype`, as float32 numbers."""
     with np.errstate(invalid="ignore"):
         arrays = {name: case.inputs[name].astype(DTYPES[dtype]).astype(np.float32) for name in names}
     return case.with_inputs(**arrays)
 
 
 def assert_int8_agrees(actual: Any, expected: Any, case: Case) -> None:
-    """The caches hold the very integers, and their scales are the very numbers."""
+    """Assert that the int8 caches and their scales are exactly the expected numbers, and the outputs close to them."""
     assert_agrees(actual, expected, case, tolerance=2e-5)
     np.testing.assert_array_equal(actual.key_scale, expected.key_scale)
     np.testing.assert_array_equal(actual.value_scale, expected.value_scale)
 
 
 def assert_close(actual: Any, case: Case, dtype: str) -> None:
-    """Weights and output are rounded to `dtype`; caches hold the very numbers, statistics are float32 throughout."""
+    """Assert that the output agrees within the precision of `dtype`, the statistics within float32's.
+
+    The caches must hold exactly the expected numbers.
+    """
     expected = run_reference(case)
     unit = 2.0**-10 if dtype == "float16" else 2.0**-7
     scale = np.abs(expected.output).max()
@@ -320,7 +325,8 @@ def assert_close(actual: Any, case: Case, dtype: str) -> None:
     np.testing.assert_array_equal(actual.key_cache, expected.key_cache.astype(np.float32))
     np.testing.assert_array_equal(actual.value_cache, expected.value_cache.astype(np.float32))
     atol = np.full(actual.stats.shape[-1], 1e-4)
-    if case.normalizer == "entmax":  # keys next to the threshold, which is estimated for prompts in bfloat16
+    # for prompts in bfloat16 the threshold is estimated, and keys next to it may count or not
+    if case.normalizer == "entmax":
         atol[:2] = (1e-2 if dtype == "bfloat16" else 1e-4), 2.1
         atol[4:] = atol[0]
     assert (np.abs(actual.stats - expected.stats) <= atol + 1e-4 * np.abs(expected.stats)).all()

@@ -1,6 +1,6 @@
-"""Keys that the screen leaves out have no weight: with it the Triton kernels give what they give without, bit for bit.
+"""Keys that the screen leaves out have no weight: the Triton kernels return the same bits with and without it.
 
-As in `tests/plugins/conformance/test_key_screen.py`.
+`tests/plugins/conformance/test_key_screen.py` has the tests of the other kernels.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.ops.key_screen import unpack
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.key_screen import unpack
+from sharp.plugins.op.reference import AttentionOutput
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import DATA, Run
 from tests.full.triton.test_kernels import DTYPES, assert_close, rounded
@@ -36,7 +36,7 @@ def assert_same(actual: AttentionOutput, expected: AttentionOutput) -> None:
 
 
 def assert_same_as_without(run: Run, case: Case, *types: str) -> AttentionOutput:
-    """Returns the result with statistics."""
+    """Assert that the screen changes no bit, with and without statistics; return the result with statistics."""
     with_it: AttentionOutput = run(case, *types)
     assert_same(with_it, run(without_screen(case), *types))
     silent = case.with_inputs(collect_stats=np.array(False))
@@ -93,7 +93,7 @@ def test_random_calls(
     scale: float,
     alpha: float,
 ) -> None:
-    # Equal logits, all keys with a weight, one key alone: by scale and whole numbers.
+    # Scale and whole numbers decide between equal logits, keys that all have a weight, and one key alone.
     shape = Shape(tuple(lengths), 1, group, head_dim, 8, integers=integers, holes=holes)
     assert_same_as_without(
         run, screened_case(shape, seed, shift=bool(seed % 2), window=window, alpha=alpha, scale=scale)
@@ -136,7 +136,8 @@ def test_scales_of_any_size(run: Run, scale: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 def test_sinks(run: Run, alpha: float) -> None:
-    # Between keys, below all of them, and so large that no key has a weight and all must be counted from the largest.
+    # Sinks between the logits of keys, below all of them, and so large that no key has a weight and all keys must be
+    # counted.
     shape = replace(LONG, sequences=((500, 1), (90, 2), (0, 5)), group=8)
     case = with_screen(with_sinks(make_case("entmax", shape, sinks=True, alpha=alpha, scale=0.75)))
     assert_agrees(assert_same_as_without(run, case), run_reference(case), case, tolerance=5e-5)
@@ -200,7 +201,7 @@ def test_the_screen_is_written_with_the_keys(run: Run, dtype: str, head_dim: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("neighbours", [True, False])
 def test_few_keys_are_read(interpreter: ProcessPoolExecutor, dtype: str, neighbours: bool) -> None:
-    # 1 % of the keys stand out. They are read with their strips, 16 keys, which is all that lies beside them in memory.
+    # 1 % of the keys stand out. A kernel reads a key with its strip, the 16 keys that lie side by side in memory.
     context, few = 1024, 10
     shape = Shape(((context, 1),), kv_heads=1, group=4, head_dim=64, value_dim=64)
     case = make_case("entmax", shape, scale=1.0).with_inputs(collect_stats=np.array(False))
@@ -215,9 +216,10 @@ def test_few_keys_are_read(interpreter: ProcessPoolExecutor, dtype: str, neighbo
         cache[case.inputs["block_table"][0, position // 16], 0, :, position % 16] = vector
     case = with_screen(rounded(case.with_inputs(query=query, key_cache=cache), DATA, dtype), dtype, shift=False)
     found = interpreter.submit(interpreted.screen_reads, case, dtype).result()
-    strips = len(np.unique(chosen // 16)) + 1  # and that of the new key, at most
+    strips = len(np.unique(chosen // 16)) + 1  # and the strip of the new key, at most
     assert few / context <= found[0] <= strips * 16 / context
-    assert 1 <= found[1] < 1.05  # the screen is read once, but for what is loaded ahead behind a split
+    assert 1 <= found[1] < 1.05  # the screen is read once, and a little is loaded ahead behind a split
     assert found[2] <= strips * 16 / context
     case = replace(case, inputs=case.inputs | {"collect_stats": np.array(True)})
-    assert interpreter.submit(interpreted.screen_reads, case, dtype).result()[0] < 0.5  # with what may be the smallest
+    # with statistics also the keys that may have the smallest logit
+    assert interpreter.submit(interpreted.screen_reads, case, dtype).result()[0] < 0.5

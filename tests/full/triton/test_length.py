@@ -1,4 +1,4 @@
-"""Weights that depend on the number of visible keys, interpreted: it is that of the row, however its keys are split."""
+"""Weights that depend on the number of visible keys, interpreted: it is the row's number, also when keys are split."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The check of what interpreted kernels read and write finds what it is for."""
+"""The check of interpreted kernels' memory accesses finds every kind of error that it is for."""
 
 from concurrent.futures import ProcessPoolExecutor
 

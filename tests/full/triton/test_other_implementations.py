@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.reference import AttentionOutput
 from tests.full.triton.interpreted import Run
 from tests.plugins.conformance.cases import Case, Shape, make_case
 
@@ -43,7 +43,7 @@ def test_entmax_is_the_entmax_package(run: Run, shape: str, alpha: float) -> Non
 
 
 def contiguous(case: Case, result: AttentionOutput) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Query, key and value [heads, length, dim] of the only sequence in float64, and who sees whom."""
+    """Return query, key and value [heads, length, dim] of the only sequence in float64, and who sees which key."""
     context, tokens = int(case.inputs["context_lens"][0]), case.inputs["query"].shape[0]
     positions = np.arange(context + tokens)
     blocks, offsets = case.inputs["block_table"][0][positions // 16], positions % 16

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.reference import AttentionOutput
 from tests.full.triton import interpreted
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.full.triton.test_kernels import DTYPES, assert_close, assert_int8_agrees, cases, rounded
@@ -20,7 +20,7 @@ from tests.plugins.conformance.test_kernel_edges import with_key
 
 SOLVED = ("adaptive_softmax", "entmax")
 QUESTION = Shape(sequences=((470, 9),), kv_heads=1, group=3, head_dim=16, value_dim=16)
-# Beside sequences that decode, one without a token, and a prompt as long as a part.
+# The question beside sequences that decode, a sequence without a token, and a prompt as long as a part.
 BESIDE = replace(QUESTION, sequences=((470, 9), (90, 1), (0, 0), (50, 14)))
 
 
@@ -52,7 +52,7 @@ def test_int8_caches(run: Run, normalizer: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalizer", SOLVED)
 def test_huge_logits(run: Run, normalizer: str, dtype: str) -> None:
-    # Whole numbers times 2^22: float32 has each exactly, and no threshold beside it.
+    # Whole numbers times 2^22: float32 has each logit exactly, but no threshold next to it.
     case = rounded(make_case(normalizer, replace(BESIDE, integers=True), scale=2.0**22), (*DATA, *CACHES), dtype)
     assert_close(run(case, dtype, dtype, part_keys=64), case, dtype)
 
@@ -82,7 +82,7 @@ def test_holes_only_give_zeros(run: Run, normalizer: str) -> None:
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.parametrize("normalizer", SOLVED)
 def test_a_key_that_is_nan_or_infinite(run: Run, normalizer: str, number: float) -> None:
-    # Whichever part it is in; rows whose window leaves it out stay as they are.
+    # The outcome is NaN for a key in any part; rows whose window leaves the key out do not change.
     for position in (3, 200, 469):
         result = run(with_key(make_case(normalizer, QUESTION), position, number), part_keys=64)
         assert np.isnan(result.output).all() and np.isnan(result.stats).all()
@@ -97,7 +97,7 @@ def test_minus_infinity(run: Run, normalizer: str) -> None:
     values = spoilt.inputs["value_cache"].copy()
     values[spoilt.inputs["block_table"][0, 200 // 16], :, 200 % 16] = 1e6  # would show in the output with any weight
     assert np.abs(run(spoilt.with_inputs(value_cache=values), part_keys=64).output).max() < 10
-    # Rows that see nothing else are NaN.
+    # Rows that see only this key are NaN.
     alone = with_key(make_case(normalizer, QUESTION), 0, 0.0)
     keys = np.full_like(alone.inputs["key_cache"], -np.inf)
     key = np.full_like(alone.inputs["key"], -np.inf)
@@ -133,7 +133,8 @@ def test_contiguous_keys(run_attention: Run, normalizer: str, form: Any) -> None
 def test_steps_that_launches_are_too_few_for(
     interpreter: ProcessPoolExecutor, run: Run, alpha: float, dtype: str, counts: int
 ) -> None:
-    # One program goes on, or launches find nothing left to do: the thresholds are those of any number of launches.
+    # One program goes on alone, or further launches find no work: the thresholds do not depend on the number of
+    # launches.
     case = make_case("entmax", BESIDE, seed=4, sinks=True, alpha=alpha)
     if dtype != "float32":
         case = rounded(case, (*DATA, *CACHES), dtype)
@@ -148,7 +149,7 @@ def test_steps_that_launches_are_too_few_for(
 def test_thresholds_that_are_far_from_where_the_search_begins(
     run: Run, values: tuple[float, ...], alpha: float
 ) -> None:
-    # Four values of logits, the lower the more keys, and each part of the keys has other ones.
+    # Four values of logits, with more keys the lower the value; the values are different in each part of the keys.
     context = 640
     case = make_case(
         "entmax", Shape(sequences=((context, 5),), kv_heads=1, group=1, head_dim=16), scale=1.0, alpha=alpha

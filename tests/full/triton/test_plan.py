@@ -1,4 +1,4 @@
-"""How the keys of a decode step are shared out: by how many there are, whatever sequences they are of."""
+"""The keys of a decode step are shared out evenly by their number, whatever sequences they belong to."""
 
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +24,7 @@ BATCHES = {
 
 
 def tiles(length: tuple[int, int], window: int) -> int:
-    """Tiles of 64 keys that the tokens of a sequence see."""
+    """Return the number of tiles of 64 keys that the tokens of a sequence see."""
     context, new = length
     first = max(context + 1 - window, 0) if window >= 0 else 0
     return -(-(context + new) // 64) - first // 64
@@ -35,14 +35,14 @@ def tiles(length: tuple[int, int], window: int) -> int:
 def test_every_program_has_about_as_many_keys(interpreter: ProcessPoolExecutor, name: str, window: int) -> None:
     lengths = BATCHES[name]
     most, firsts, units = interpreter.submit(interpreted.plan, lengths, 132, window).result()
-    if sum(new for _, new in lengths) <= len(lengths):  # a unit is a token
+    if sum(new for _, new in lengths) <= len(lengths):  # each unit is one token
         decoded = [(context + before, 1) for context, new in lengths for before in range(new)]
     else:
         room = 4 if name == "several tokens" else 1
         decoded = [(context, new if new <= room else 0) for context, new in lengths]
     needed = np.array([tiles(length, window) if length[1] else 0 for length in decoded])
     assert most == 64 * max(-(-needed.sum() // WORKERS), -(-needed.max() // 128), 4)
-    # A unit has as many items as its keys need, one behind the other, and none is left out.
+    # A unit has as many items as its keys need, one after the other, and no unit is left out.
     splits = -(-needed * 64 // most)
     counted = Counter(unit for unit in units if unit >= 0)
     assert all(counted[unit] <= splits[unit] for unit in range(len(decoded)))
@@ -54,7 +54,8 @@ def test_every_program_has_about_as_many_keys(interpreter: ProcessPoolExecutor, 
 
 
 def test_a_long_sequence_is_read_by_all_of_the_device(interpreter: ProcessPoolExecutor) -> None:
-    # By the sequences of a batch it had 2 splits, and 16 of 1,024 programs read two thirds of the keys.
+    # When the number of sequences decided, this batch had 2 splits, and 16 of 1,024 programs read two thirds of the
+    # keys.
     most, _, units = interpreter.submit(interpreted.plan, BATCHES["one long beside many short"], 132).result()
     assert most <= 1.05 * (131_072 + 63 * 1024) / WORKERS
     assert units.count(0) == -(-131_072 // most) == 44

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sharp.plugins.cpu.sampling import CHANGE, NO_TOKEN, Changes, sample
 from sharp.plugins.cuda import sampler
 from sharp.plugins.cuda.kernel_set import sampling_kernel
-from sharp.plugins.sampling import CHANGE, NO_TOKEN, Changes, sample
 from sharp.plugins.triton import variants
 from tests.full.triton import interpreted
 from tests.full.triton.test_variants import assembled
 from tests.plugins.test_sampling import LIMITS, check_draw
 
-NEAR = 2e-6  # a random number so close to the border of two tokens may choose either
-SMALL = (256, 64)  # tiles and candidates, so that short rows have several of both
+NEAR = 2e-6  # a random number this close to the border of two tokens may choose either
+SMALL = (256, 64)  # sizes of tiles and of lists of candidates, so small that short rows have several of both
 SHIPPED = (8192, 4096)
 
 
@@ -35,7 +35,7 @@ def logits_of(kind: str, rows: int, vocab: int, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def sampled(interpreter: ProcessPoolExecutor) -> Any:
-    """`sampled(logits, samplings, indices, sizes)`: the kernel's tokens."""
+    """Return `sampled(logits, samplings, indices, sizes)`, which returns the kernel's tokens."""
 
     def run(
         logits: np.ndarray, samplings: Any, indices: np.ndarray | None = None, sizes: tuple[int, int] = SMALL
@@ -76,7 +76,8 @@ def test_tokens_are_the_cpus(sampled: Any, kind: str, vocab: int) -> None:
     logits = logits_of(kind, len(rows), vocab, seed=vocab)
     parameters = np.array(rows)
     found, expected = sampled(logits, parameters, sizes=SHIPPED), sample(logits, parameters)
-    for row in np.flatnonzero(found != expected):  # only where another random number beside it gives the same
+    # rows may differ only where a random number close by chooses the kernel's token
+    for row in np.flatnonzero(found != expected):
         beside = parameters[[row, row]]
         beside[:, 4] += [-NEAR, NEAR]
         assert found[row] in sample(logits[[row, row]], np.clip(beside, 0, 1 - 1e-16)), rows[row]
@@ -140,11 +141,11 @@ def test_a_row_without_filters_is_read_four_times(interpreter: ProcessPoolExecut
         for sharpness in (0, 1)
     )
     assert greedy == 1
-    assert reads == 4 if filters == (0, 1) else 4 < reads < 15  # the maximum, the sum, the tile, the token
+    assert reads == 4 if filters == (0, 1) else 4 < reads < 15  # the maximum, the sum, the tile, and the token
 
 
 def changes_of(random: np.random.Generator, rows: int, vocab: int, most: int) -> Changes:
-    """Random changes: biases and masks, and behind them penalties, some of the same tokens."""
+    """Return random changes for each row: biases and masks, then penalties, partly for the same tokens."""
 
     def part(count: int) -> np.ndarray:
         entries = np.empty(count, CHANGE)
@@ -191,7 +192,7 @@ def test_a_mask_holds_against_every_logit_and_tokens_outside_the_vocabulary_chan
 def test_the_kernel_keeps_its_registers(capability: int, tmp_path: Path) -> None:
     own = sampling_kernel()
     signature = {**own.arguments, **dict.fromkeys(own.constants, "constexpr")}
-    kernel = variants.Kernel(own.function, signature, dict(own.constants), own.warps, own.stages, lambda _: (1, 1, 1))
+    kernel = variants.Kernel(own.function, signature, dict(own.constants), own.warps, own.stages)
     said = assembled(variants.compile_kernel(kernel, capability), capability, tmp_path)
     assert "0 bytes spill stores, 0 bytes spill loads" in said
 

@@ -1,4 +1,4 @@
-"""The kernels of the key screen compile for GPUs that are not there; screens that they lack are refused."""
+"""The kernels of the key screen compile for GPUs that are not there, and screens without a kernel are refused."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 from sharp.plugins.triton import launching
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.paged_attention import paged_attention
@@ -31,7 +31,7 @@ def test_its_kernels_compile(capability: int, dtype: str, tmp_path: Path) -> Non
         said = assembled(compiled, capability, tmp_path)
         assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) < 64, said
         if kernel.name == "decode_screen":
-            # Words come in vectors of 16 bytes, ahead of their use.
+            # The screen's words are loaded in vectors of 16 bytes, before they are used.
             assert "cp.async.cg.shared.global" in compiled.asm["ptx"]
 
 

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sharp.plugins.ops.attributes import WITHOUT_SINK
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.attributes import WITHOUT_SINK
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.full.triton.interpreted import CACHES, DATA, Run
 from tests.full.triton.test_kernels import DTYPES, MIXED, assert_close, assert_int8_agrees, rounded
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, int8_case, make_case, run_reference
 
 COMPETING = [name for name in NORMALIZERS if name not in WITHOUT_SINK]
-# None, usual ones, of the size of a sum of many keys, and so large that keys get nothing.
+# No sink, usual sinks, a sink as large as the sum over many keys, and a sink so large that keys get no weight.
 SINKS = (-np.inf, -1.0, 0.5, 3.0, 8.0, 1e4, -1e4, 1.0)
 
 
@@ -24,7 +24,7 @@ def with_sinks(case: Case, sinks: tuple[float, ...] = SINKS) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("normalizer", "alpha"), [*((one, 1.5) for one in COMPETING), ("entmax", 1.2), ("entmax", 2.0)]
+    ("normalizer", "alpha"), [*((normalizer, 1.5) for normalizer in COMPETING), ("entmax", 1.2), ("entmax", 2.0)]
 )
 def test_a_step_of_decode_chunk_and_prompt(run: Run, normalizer: str, alpha: float) -> None:
     for seed in (3, 4):

@@ -1,4 +1,4 @@
-"""The kernels compile for GPUs that are not there, and what is launched follows from shapes alone."""
+"""The kernels compile for GPUs that are not there, and the launched kernels follow from shapes alone."""
 
 import re
 import subprocess
@@ -14,15 +14,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 from sharp.plugins.triton import launching
-from sharp.plugins.triton.launch_sizes import Shapes, items, prompt_parts, scratch
+from sharp.plugins.triton.launch_plan import Grid, LaunchPlan, Shapes
 from sharp.plugins.triton.options import Options
 from sharp.plugins.triton.paged_attention import paged_attention
-from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels, prompt_options
+from sharp.plugins.triton.variants import Kernel, compile_kernel, kernels
 from tests.plugins.conformance.cases import Case, Shape, make_case
 
-SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB that a block of the device may have
+# A variant compiles in half a minute alone, and in over ten minutes beside three other tests that compile.
+pytestmark = pytest.mark.timeout(1800)
+SHARED_MEMORY = {80: 163, 86: 99, 90: 227}  # KiB of shared memory that a block may have, by compute capability
 SHAPE = Shape(sequences=((70, 1), (33, 9)), kv_heads=1, head_dim=64, value_dim=64)
 
 ENTMAX_LOOPS = {"prefill_observe": 6, "prefill_count": 2, "prefill_settled": 4}
@@ -53,7 +55,7 @@ def test_every_kernel_compiles(name: str) -> None:
         if kernel.name in ("decode_stream", "decode_observe", "prefill"):
             ptx = compiled.asm["ptx"]
             assert ("wgmma" if kernel.name == "prefill" and capability == 90 else "mma.sync") in ptx
-            assert "cp.async.cg.shared.global" in ptx  # keys come in vectors of 16 bytes, ahead of their use
+            assert "cp.async.cg.shared.global" in ptx  # keys come in vectors of 16 bytes, before they are used
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "ssa", "entmax"])
@@ -62,7 +64,7 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
     prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
     said = assembled(compile_kernel(prefill, 90), 90, tmp_path)
     assert "registers" in said
-    assert "serialized" not in said  # what the assembler does where it runs out of registers, a factor in time
+    assert "serialized" not in said  # the assembler serializes where registers run out, which multiplies the time
 
 
 @pytest.mark.parametrize(
@@ -79,10 +81,11 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
     ],
 )
 def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int], contiguous: bool) -> None:
-    # Of a prompt's pass, a loop over full tiles and one over the others; each with and without statistics.
+    # A prompt's pass has a loop over full tiles and a loop over the others, each with and without statistics.
     power = "two" if normalizer == "entmax" else ""
     options = Options(normalizer, "bfloat16", "bfloat16", 64, 64, 16, True, power=power, contiguous=contiguous)
-    if normalizer == "entmax":  # whose kernels take longest to compile: those that another test has compiled
+    # entmax's kernels take longest to compile, so this uses the options that another test has compiled
+    if normalizer == "entmax":
         options = VARIANTS["entmax over contiguous keys for sm_90" if contiguous else "entmax for sm_90"][0]
     for kernel in kernels(options, 90):
         if kernel.name in loops:
@@ -95,7 +98,7 @@ def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int]
 
 
 def test_kernels_are_found_in_the_cache_by_whatever_process() -> None:
-    # What a process hashes first differs with the normalizers it has seen; the keys of the cache must not.
+    # The first kernel that a process hashes depends on the normalizers it has seen; the keys of the cache must not.
     script = """
 import sys
 from sharp.plugins.triton.options import Options
@@ -136,10 +139,10 @@ def _fake_driver() -> Iterator[None]:
 def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     signatures = {}
 
-    def compile_only(kernel: Kernel, shapes: Shapes, arguments: dict[str, Any]) -> None:
+    def compile_only(kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> None:
         given = {name: arguments[name] for name, kind in kernel.signature.items() if kind != "constexpr"}
         compiled = kernel.function.warmup(
-            **given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages, grid=kernel.grid(shapes)
+            **given, **kernel.constants, num_warps=kernel.warps, num_stages=kernel.stages, grid=grid
         )
         signatures[kernel.name] = compiled.src.signature
         assert compiled.src.signature == kernel.signature
@@ -147,15 +150,15 @@ def test_the_wrapper_launches_what_is_compiled_ahead_of_time(monkeypatch: pytest
 
     monkeypatch.setattr(launching, "launch", compile_only)
     inputs = tensors(make_case("sigmoid", SHAPE), "cpu")
-    del inputs["collect_stats"]  # nothing optional: what stands in for it must have its type
+    del inputs["collect_stats"]  # the stand-in for a missing optional input must have its type
     paged_attention(**inputs, normalizer="sigmoid", scale=0.125)
     assert list(signatures) == ["write_cache", "decode_stream", "merge", "prefill"]
 
 
 def test_no_launch_depends_on_what_a_tensor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tensors of the device "meta" hold nothing: whatever looked at one would fail.
+    # Tensors of the device "meta" hold no numbers: a launch that read one would fail.
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.grid(shapes)))
+    monkeypatch.setattr(launching, "launch", lambda kernel, grid, arguments: launched.append(grid))
     for normalizer in ("softmax", "adaptive_softmax", "entmax"):
         case = make_case(normalizer, SHAPE, alibi=True)
         paged_attention(**tensors(case, "meta"), normalizer=normalizer, scale=0.125, window=9, softcap=3.0)
@@ -165,7 +168,7 @@ def test_no_launch_depends_on_what_a_tensor_holds(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_one_token_each_needs_no_prefill(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    monkeypatch.setattr(launching, "launch", lambda kernel, grid, arguments: launched.append(kernel.name))
     case = make_case("softmax", Shape(sequences=((5, 1),) * sequences))
     paged_attention(**tensors(case, "meta"), normalizer="softmax", scale=1.0)
     assert launched == ["write_cache", "decode_stream", "merge"]
@@ -180,13 +183,15 @@ def test_up_to_four_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("prefill" in launched) is prefill
 
 
+def planned(options: Options, shapes: Shapes) -> LaunchPlan:
+    return launching.plan_of(options, shapes, {kernel.name: kernel for kernel in kernels(options, 90)})
+
+
 def test_work_items_and_scratch_memory() -> None:
     options = Options("entmax", "bfloat16", "bfloat16", 128, 128, 16, power="two")
-    prompt = prompt_options(kernels(options, 90))
-    assert (prompt.rows, prompt.keys) == (128, 128)
     one = Shapes(tokens=1, sequences=1, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert items(options, one) == 66  # 8 programs an item, 4 for each of 132 multiprocessors
-    assert scratch(options, one, prompt) == {
+    assert planned(options, one).items == 66  # 8 programs an item, 4 for each of 132 multiprocessors
+    assert planned(options, one).scratch == {
         "plan": 1 + 1 + 66,
         "sums": 32 * 66 * 8,
         "outputs": 32 * 66 * 128,
@@ -195,29 +200,29 @@ def test_work_items_and_scratch_memory() -> None:
         "tiles": 8 * 1 * (2048 * 16 // 128 + 1),
     }
     short = Shapes(tokens=1, sequences=1, max_blocks=64, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert items(options, short) == 4  # 1,024 keys, 256 and more an item
+    assert planned(options, short).items == 4  # 1,024 keys, at least 256 an item
     checked = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert scratch(options, checked, prompt)["solution"] == 2 * 4 * 32 * 3  # up to 4 tokens of each sequence
-    assert scratch(options, checked, prompt)["sums"] == (66 + 1) * 4 * 32 * 8
+    assert planned(options, checked).scratch["solution"] == 2 * 4 * 32 * 3  # up to 4 tokens of each sequence
+    assert planned(options, checked).scratch["sums"] == (66 + 1) * 4 * 32 * 8
     mixed = Shapes(tokens=545, sequences=33, max_blocks=2048, q_heads=32, kv_heads=32, multiprocessors=132)
-    assert scratch(options, mixed, prompt)["solution"] == 33 * 32 * 3  # beside a prompt one token of each
-    assert prompt_parts(prompt, mixed) == 1  # as many tiles as multiprocessors
+    assert planned(options, mixed).scratch["solution"] == 33 * 32 * 3  # beside a prompt one token of each sequence
+    assert planned(options, mixed).parts == 1  # as many tiles as multiprocessors
     wide = Shapes(tokens=8, sequences=2, max_blocks=2048, q_heads=64, kv_heads=8, multiprocessors=132)
-    assert items(options, wide) == 33 + 1  # 4 tokens of 8 heads are two tiles
+    assert planned(options, wide).items == 33 + 1  # 4 tokens of 8 heads are two tiles
     many = Shapes(tokens=64, sequences=64, max_blocks=2048, q_heads=32, kv_heads=8, multiprocessors=132)
-    assert items(options, many) == 66 + 63
+    assert planned(options, many).items == 66 + 63
 
 
 @pytest.mark.parametrize(
     ("tokens", "sequences", "blocks", "expected"),
     [
         (30, 1, 8192, 16),  # one tile for each of 8 KV heads: 132 // 8
-        (30, 1, 1024, 4),  # 16,384 keys, 4,096 and more a part
+        (30, 1, 1024, 4),  # 16,384 keys, at least 4,096 a part
         (64, 1, 8192, 8),
-        (61, 32, 8192, 16),  # 30 tokens of one sequence beside 31 that decode
-        (512, 1, 8192, 1),  # 128 tiles: enough
+        (61, 32, 8192, 16),  # 30 tokens of one sequence beside 31 sequences that decode
+        (512, 1, 8192, 1),  # 128 tiles need no parts
         (8192, 1, 8192, 1),
-        (4, 1, 8192, 1),  # decoded
+        (4, 1, 8192, 1),  # few tokens, which the decode kernels compute
         (8, 8, 8192, 1),
     ],
 )
@@ -227,16 +232,17 @@ def test_the_keys_of_few_prompts_are_split(
 ) -> None:
     options = Options(normalizer, "bfloat16", "bfloat16", 128, 128, 16, power="two" if normalizer == "entmax" else "")
     shapes = Shapes(tokens, sequences, blocks, q_heads=32, kv_heads=8, multiprocessors=132)
-    launches = kernels(options, 90)
-    assert prompt_parts(prompt_options(launches), shapes) == expected
-    launched = [kernel.name for kernel in launches if kernel.needed(shapes)]
+    plan = planned(options, shapes)
+    assert plan.parts == expected
+    launched = [launch.function for launch in plan.launches]
     counts = ["prefill_count"] * 4 if normalizer == "entmax" else []
     split = normalizer != "softmax" and expected > 1
     passes = ["prefill_observe", *counts, "prefill_settled"] if split else ["prefill"]
     prompts = [] if tokens in (4, 8) else passes + ["merge_prompts"] * (expected > 1)
     assert [name for name in launched if "pr" in name] == prompts
-    sizes, rows = scratch(options, shapes, prompt_options(launches)), tokens * 32 * expected * (expected > 1)
-    assert sizes["sums"] // 8 >= rows * options.sets_of_sums and sizes["outputs"] // 128 >= max(rows, 1)
+    sizes, rows = plan.scratch, tokens * 32 * expected * (expected > 1)
+    sets_of_sums = {"softmax": 1, "adaptive_softmax": 2, "entmax": 3}[normalizer]
+    assert sizes["sums"] // 8 >= rows * sets_of_sums and sizes["outputs"] // 128 >= max(rows, 1)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +250,10 @@ def test_the_keys_of_few_prompts_are_split(
     [
         ("softmax", {"block_size": 5}, {}, "block size is 5; the Triton kernels need a power of two"),
         ("softmax", {"block_size": 8}, {}, "at least 16"),
-        ("softmax", {}, {"scale": -0.125}, "scale is -0.125; the Triton kernels need a positive number"),
-        ("entmax", {}, {"alpha": 1.0}, "alpha is 1.0; entmax needs alpha > 1"),
+        ("softmax", {}, {"scale": -0.125}, "attribute scale is -0.125; it must be a positive, finite number"),
+        ("entmax", {}, {"alpha": 1.0}, "attribute alpha is 1; it must be a finite number above 1 for entmax"),
         ("hardmax", {}, {}, "normalizer is 'hardmax'; it must be one of softmax"),
-        ("adaptive_softmax", {}, {"temperature_coefficients": (1.0,) * 9}, "has 9 numbers; the kernels take 8"),
+        ("adaptive_softmax", {}, {"temperature_coefficients": (1.0,) * 9}, "has 9 numbers; it must have 1 to 8"),
     ],
 )
 def test_what_the_kernels_lack_is_refused(
@@ -295,7 +301,7 @@ def test_shapes_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], m
 
 def test_tokens_without_a_sequence_need_no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda kernel, shapes, arguments: launched.append(kernel.name))
+    monkeypatch.setattr(launching, "launch", lambda kernel, grid, arguments: launched.append(kernel.name))
     inputs = tensors(make_case("softmax"), "meta")
     for name, rows in (("block_table", 0), ("context_lens", 0), ("query_start", 1)):
         inputs[name] = inputs[name][:rows].clone()
@@ -340,12 +346,12 @@ def test_kernels_of_scaled_caches_have_room(capability: int, dtype: str, cache_d
             said = assembled(compiled, capability, tmp_path)
             assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) < 256, said
         if kernel.name == "decode_stream":
-            # Vectors of bytes become operands, and not single bytes.
+            # Vectors of bytes become operands, and not single bytes from shared memory.
             assert len(re.findall(r"ld\.shared\.[bsu]8", compiled.asm["ptx"])) == 0
 
 
 def assembled(compiled: Any, capability: int, folder: Path) -> str:
-    """What the assembler says of a kernel: registers, and what it could not do."""
+    """Return the assembler's messages about a kernel: its registers, and limits that it met."""
     (folder / "kernel.ptx").write_text(compiled.asm["ptx"])
     target = f"--gpu-name=sm_{capability}{'a' * (capability >= 90)}"
     assembler = [triton.knobs.nvidia.ptxas.path, "-v", target, "kernel.ptx", "-o", "kernel.cubin"]
@@ -353,7 +359,7 @@ def assembled(compiled: Any, capability: int, folder: Path) -> str:
 
 
 def test_values_in_tf32_fit_shared_memory() -> None:
-    # relu's weights may leave float16's range: the values beside them take twice the room.
+    # relu2's weights may leave float16's range, so the values beside them take twice the room.
     options = Options("relu2", "float16", "float16", 128, 128, 16)
     prefill = next(kernel for kernel in kernels(options, 90) if kernel.name == "prefill")
     assert compile_kernel(prefill, 90).metadata.shared <= SHARED_MEMORY[90] * 1024

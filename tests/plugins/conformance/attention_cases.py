@@ -8,10 +8,10 @@ import onnx
 from hypothesis import strategies as st
 from onnx import helper
 
-from sharp.plugins.ops.attention_reference import ContiguousOutput, attention
-from sharp.plugins.ops.function_body import attach_function
-from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.schema import ATTENTION, DEFAULT_STATS_COLUMNS, DOMAIN, NORMALIZERS, VERSION
+from sharp.plugins.op.attention_reference import ContiguousOutput, attention
+from sharp.plugins.op.function_body import attach_function
+from sharp.plugins.op.normalizers import Normalizer
+from sharp.plugins.op.schema import ATTENTION, DEFAULT_STATS_COLUMNS, DOMAIN, NORMALIZERS, VERSION
 from tests.plugins.conformance.cases import (
     Case,
     assert_statistics_agree,
@@ -46,7 +46,7 @@ DYNAMIC = ("batch", "queries", "new_keys", "past", "keys")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a random case is made from; `past` is the capacity where the form is "shared"."""
+    """The sizes of a random case. `past` is the capacity of the buffer if the form is "shared"."""
 
     form: Literal["none", "concatenating", "shared"] = "none"
     batch: int = 2
@@ -69,7 +69,7 @@ def make_case(
     sinks: bool = False,
     **attributes: Any,
 ) -> Case:
-    """A case; what no query may see (padding, unfilled slots of a buffer) is NaN."""
+    """Return a random case, with NaN wherever no query may look (padding, unfilled slots of a buffer)."""
     rng = np.random.default_rng(seed)
     q_heads, kv = shape.kv_heads * shape.group, (shape.batch, shape.kv_heads)
     inputs = {
@@ -90,7 +90,7 @@ def make_case(
     if shape.padded:
         most = filled + shape.new_keys
         total = rng.integers(0, most + 1)
-        total[0] = most[0]  # beside padded sequences one that fills its row
+        total[0] = most[0]  # one sequence fills its row, beside sequences that are padded
         if shape.form == "shared":
             total = np.minimum(np.maximum(total, filled), shape.past)
         inputs["total_lens"] = total.astype(np.int32)
@@ -101,7 +101,7 @@ def make_case(
     if head_params is not None:
         inputs["head_params"] = head_params
     if alibi:
-        # Eighths keep whole-number logits exact.
+        # Eighths keep logits exact where they are whole numbers.
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
     attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **columns_with(sinks), **attributes}
@@ -111,7 +111,7 @@ def make_case(
 
 @st.composite
 def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
-    """Calls of every form and option."""
+    """Generate calls of every form and with every option."""
     form = draw(st.sampled_from(FORMS))
     new_keys = draw(st.sampled_from((1, 1, 3, 17, 70)))
     shape = Shape(
@@ -134,7 +134,7 @@ def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
         "alpha": draw(st.sampled_from((1.2, 1.5, 2.0))),
     }
     if shape.integers:
-        # Whole numbers times a power of two have exact logits in float32, however large.
+        # Whole numbers times a power of two give exact logits in float32, however large.
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
     normalizer = draw(st.sampled_from(normalizers))
     sinks = draw(st.booleans())
@@ -149,7 +149,7 @@ def run_reference(case: Case) -> ContiguousOutput:
 
 
 def make_model(case: Case, outputs: tuple[str, ...] = OUTPUTS) -> onnx.ModelProto:
-    """One Attention node with its function attached; head counts and sizes are fixed, the rest is dynamic."""
+    """Return a model of one Attention node with its function; head counts and sizes are fixed, the rest is dynamic."""
     names = [name if name in case.inputs else "" for name in ATTENTION.input_names]
     produced = [name if name in outputs else "" for name in OUTPUTS]
     node = helper.make_node(
@@ -182,7 +182,7 @@ def run(case: Case, kernel: bool, threads: int = 2) -> ContiguousOutput:
 
 
 def assert_agrees(actual: ContiguousOutput, expected: ContiguousOutput, case: Case, tolerance: float = 1e-5) -> None:
-    """Output relative to its largest value; presents exactly; statistics column by column."""
+    """Assert close outputs (relative to the largest value), equal presents, and close statistics, column by column."""
     scale = max(np.abs(expected.output).max(initial=0.0), 1e-3)
     slack = tolerance * slack_of_beta(case)
     np.testing.assert_allclose(actual.output, expected.output, rtol=slack, atol=slack * scale)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops import e4m3
-from sharp.plugins.ops.attributes import DEFAULT_STATS_COLUMNS, HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK, WITHOUT_SINK
-from sharp.plugins.ops.function_body import attach_function
-from sharp.plugins.ops.normalizers import Normalizer
-from sharp.plugins.ops.reference import AttentionOutput, paged_attention
-from sharp.plugins.ops.schema import DOMAIN, INPUTS, NORMALIZERS, OUTPUTS, SCALES, VERSION
+from sharp.plugins.op import e4m3
+from sharp.plugins.op.attributes import DEFAULT_STATS_COLUMNS, HEAD_PARAMETERS, STATS_COLUMNS_WITH_SINK, WITHOUT_SINK
+from sharp.plugins.op.function_body import attach_function
+from sharp.plugins.op.normalizers import Normalizer
+from sharp.plugins.op.reference import AttentionOutput, paged_attention
+from sharp.plugins.op.schema import DOMAIN, INPUTS, NORMALIZERS, OUTPUTS, SCALES, VERSION
 
 FLOATS = ("query", "key", "value", "key_cache", "value_cache", "head_params", "alibi_slopes")
 SHAPES = {
@@ -49,7 +49,7 @@ class Case:
     ties: bool = False
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(self.made_by)  # hypothesis would print every array
+        printer.text(self.made_by)  # by default, hypothesis would print every array
 
     def with_inputs(self, **changed: np.ndarray) -> "Case":
         return replace(self, inputs={**self.inputs, **changed})
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a random case is made from: `sequences` holds (context, new tokens)."""
+    """The sizes of a random case. `sequences` holds (context, new tokens) of each sequence."""
 
     sequences: tuple[tuple[int, int], ...] = ((0, 5), (20, 1), (3, 0), (33, 3))
     kv_heads: int = 2
@@ -78,7 +78,7 @@ def make_case(
     sinks: bool = False,
     **attributes: Any,
 ) -> Case:
-    """A case with a shuffled block table; unused blocks hold NaN, and so do unused offsets of used ones."""
+    """Return a random case with a shuffled block table, and with NaN in unused blocks and unused offsets of blocks."""
     rng = np.random.default_rng(seed)
     sizes = [-(-(context + new) // shape.block_size) for context, new in shape.sequences]
     blocks = sum(sizes) + 2
@@ -116,7 +116,7 @@ def make_case(
     if head_params is not None:
         inputs["head_params"] = head_params
     if alibi:
-        # Eighths keep whole-number logits exact.
+        # Eighths keep logits exact where they are whole numbers.
         inputs["alibi_slopes"] = (rng.integers(0, 9, q_heads) / 8).astype(np.float32)
     inputs["collect_stats"] = np.array(True)
     attributes = {"scale": 1.5 / np.sqrt(shape.head_dim).item(), **columns_with(sinks), **attributes}
@@ -126,7 +126,7 @@ def make_case(
 
 @st.composite
 def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
-    """Calls of every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
+    """Generate calls with every option: odd lengths, several sequences, windows, holes, logits up to 10,000."""
     shape = Shape(
         sequences=tuple(
             draw(st.lists(st.tuples(st.integers(0, 150), st.integers(0, 7)), min_size=1, max_size=3).filter(_has_work))
@@ -147,7 +147,7 @@ def cases(draw: st.DrawFn, normalizers: tuple[str, ...] = NORMALIZERS) -> Case:
         "alpha": draw(st.sampled_from((1.2, 1.5, 2.0))),
     }
     if shape.integers:
-        # Whole numbers times a power of two have exact logits in float32, however large.
+        # Whole numbers times a power of two give exact logits in float32, however large.
         attributes["scale"] = draw(st.sampled_from((0.125, 1.0, 256.0)))
     normalizer = draw(st.sampled_from(normalizers))
     sinks = draw(st.booleans())
@@ -159,22 +159,22 @@ def _has_work(sequences: list[tuple[int, int]]) -> bool:
 
 
 def random_numbers(rng: np.random.Generator, integers: bool, size: tuple[int, ...]) -> np.ndarray:
-    """Normal, or whole numbers, float32."""
+    """Return random float32 numbers: small whole numbers if `integers`, otherwise normally distributed."""
     values = rng.integers(-3, 4, size) if integers else rng.standard_normal(size)
     return values.astype(np.float32)
 
 
 def random_head_params(rng: np.random.Generator, normalizer: str, q_heads: int, sinks: bool) -> np.ndarray | None:
-    """The normalizer's own columns and, behind them, sinks: usual ones, none, and far above and below all logits.
+    """Return the normalizer's own columns and a column of sinks: usual, absent, and far above or below all logits.
 
-    Normalizers without a sink have their own columns only with `sinks`, as they may be left out.
+    The columns of normalizers without a sink are optional. They are returned only with `sinks`.
     """
     if normalizer in WITHOUT_SINK:
         own = len(HEAD_PARAMETERS[normalizer])
         return rng.uniform(-0.5, 1.5, (q_heads, own)).astype(np.float32) if sinks else None
     columns = []
     if normalizer == "ssa":
-        columns.append(rng.uniform((0.3, 1.0), (2.0, 2.5), (q_heads, 2)))
+        columns.append(rng.uniform((0.3, 0.2), (2.0, 2.5), (q_heads, 2)))
     if sinks:
         unusual = rng.choice([-np.inf, -1e4, 1e4], (q_heads, 1))
         columns.append(np.where(rng.random((q_heads, 1)) < 0.3, unusual, rng.integers(-16, 17, (q_heads, 1)) / 8))
@@ -182,12 +182,12 @@ def random_head_params(rng: np.random.Generator, normalizer: str, q_heads: int, 
 
 
 def columns_with(sinks: bool) -> dict[str, int]:
-    """The attribute for the sink's mass where a case has sinks."""
+    """Return the attribute that requests the sink's mass among the statistics, if a case has sinks."""
     return {"stats_columns": STATS_COLUMNS_WITH_SINK} if sinks else {}
 
 
 def int8_case(case: Case) -> Case:
-    """The case with its caches quantized, a scale for each block and head; what is not used holds any integers."""
+    """Return the case with int8 caches and a scale for each block and head. Unused elements hold random integers."""
     generator = np.random.default_rng(1)
     inputs = dict(case.inputs)
     for name, scale_name in zip(("key_cache", "value_cache"), SCALES, strict=True):
@@ -201,9 +201,10 @@ def int8_case(case: Case) -> Case:
 
 
 def fp8_case(case: Case, raised: tuple[int, ...] = (1, 2, 2**12)) -> Case:
-    """The case with its caches in fp8, a power of two for each block and head; what is not used holds NaN.
+    """Return the case with fp8 caches and a scale, a power of two, for each block and head. Unused elements hold NaN.
 
-    `raised` are by what scales are larger than they need be: by 2^12 numbers are subnormal.
+    Each scale is multiplied by one of `raised` above the smallest scale that suffices. With 2^12, numbers become
+    subnormal.
     """
     generator = np.random.default_rng(1)
     inputs = dict(case.inputs)
@@ -227,8 +228,11 @@ def run_reference(case: Case) -> AttentionOutput:
     return paged_attention(**case.inputs, normalizer=normalizer, **attributes)  # type: ignore[arg-type]
 
 
-def make_model(case: Case) -> onnx.ModelProto:
-    """One PagedAttention node with its function attached; head counts and sizes are fixed, the rest is dynamic."""
+def make_model(case: Case, *, body: bool = True) -> onnx.ModelProto:
+    """Return a model of one PagedAttention node, with its function if `body`.
+
+    Head counts and sizes are fixed; the other dimensions are dynamic.
+    """
     names = [name if name in case.inputs else "" for name in INPUTS]
     node = helper.make_node(
         "PagedAttention", names, list(OUTPUTS), domain=DOMAIN, normalizer=case.normalizer, **case.attributes
@@ -252,12 +256,13 @@ def make_model(case: Case) -> onnx.ModelProto:
     )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    attach_function(model)
+    if body:
+        attach_function(model)
     return model
 
 
 def session(model: onnx.ModelProto, kernel: bool, threads: int = 2) -> ort.InferenceSession:
-    """A session that runs our kernel, or one of stock ONNX Runtime, which inlines the function."""
+    """Return a session that runs our kernel, or a session of stock ONNX Runtime, which inlines the function."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -271,7 +276,7 @@ def run(case: Case, kernel: bool, threads: int = 2) -> AttentionOutput:
 
 
 def assert_agrees(actual: AttentionOutput, expected: AttentionOutput, case: Case, tolerance: float = 1e-5) -> None:
-    """Output relative to its largest value; caches exactly; statistics column by column."""
+    """Assert close outputs (relative to the largest value), equal caches, and close statistics, column by column."""
     scale = max(np.abs(expected.output).max(initial=0.0), 1e-3)
     slack = tolerance * slack_of_beta(case)
     np.testing.assert_allclose(actual.output, expected.output, rtol=slack, atol=slack * scale)
@@ -282,9 +287,10 @@ def assert_agrees(actual: AttentionOutput, expected: AttentionOutput, case: Case
 
 
 def slack_of_beta(case: Case) -> int:
-    """By how much more an output may differ: what rounds beta, times a logit, moves keys against the sink or others.
+    """Return the factor by which the tolerance of an output grows because beta is rounded.
 
-    Logits of ties are large, and differ by little only where there are a sink or slopes of ALiBi.
+    The rounding error of beta, times a large logit, shifts keys against a sink or against each other. Cases with ties
+    have large logits, whose small differences come only from a sink or from slopes of ALiBi.
     """
     fractions = {"head_params", "alibi_slopes"} & {*case.inputs}
     return 20 if case.normalizer == "adaptive_softmax" and fractions and case.ties else 1
@@ -293,7 +299,7 @@ def slack_of_beta(case: Case) -> int:
 def vanished_rows_alike(
     stats: np.ndarray, expected_output: np.ndarray, expected_stats: np.ndarray, normalizer: str
 ) -> np.ndarray:
-    """Statistics with the expected entropy in rows of sigmoid whose weights are all below float32's least.
+    """Return `stats` with the expected entropy in rows of sigmoid whose weights all underflow float32.
 
     In float32 such a row has no entropy.
     """
@@ -307,16 +313,16 @@ def vanished_rows_alike(
 def assert_statistics_agree(
     actual: np.ndarray, expected: np.ndarray, normalizer: str, ties: bool, tolerance: float
 ) -> None:
-    """Column by column."""
+    """Assert that statistics agree, column by column."""
     entropy, support, beta, spread = (actual[..., column] for column in range(DEFAULT_STATS_COLUMNS))
     np.testing.assert_allclose(entropy, expected[..., 0], rtol=5 * tolerance, atol=5 * tolerance)
-    # A key within a rounding error of the threshold may fall on either side, and any number of equal keys with it. The
+    # A key within a rounding error of the threshold may fall on either side, and so may any number of equal keys. The
     # logits of ties are exact, and so is 0, the threshold of relu and softpick.
     slacks = {"entmax": 1e9 if ties else 1, "relu": int(not ties), "relu2": int(not ties), "softpick": int(not ties)}
     slack = slacks.get(normalizer, 0)
     np.testing.assert_allclose(support, expected[..., 1], rtol=0, atol=slack)
     np.testing.assert_allclose(beta, expected[..., 2], rtol=5 * tolerance)
     np.testing.assert_allclose(spread, expected[..., 3], rtol=tolerance, atol=tolerance)
-    # The sink's mass, where there is a column for it; an exponent that rounds moves it as any weight.
-    sink, of_reference = (one[..., DEFAULT_STATS_COLUMNS:] for one in (actual, expected))
+    # The mass of the sink, if there is a column for it, has the rounding error of an exponential, like any weight.
+    sink, of_reference = (stats[..., DEFAULT_STATS_COLUMNS:] for stats in (actual, expected))
     np.testing.assert_allclose(sink, of_reference, rtol=0, atol=5 * tolerance)

@@ -1,8 +1,8 @@
 """Run the conformance data of Sharp's ops in any ONNX Runtime: `python run_data.py [FOLDER] [--library PATH]`.
 
-Needs onnx, numpy and onnxruntime, and nothing of Sharp: without a library of kernels, ONNX Runtime inlines the function
-bodies that the models carry. FOLDER has a folder per test, in the form of ONNX's backend tests. Outputs must agree with
-the reference to 1e-5 of the largest value, caches exactly, and statistics to 5e-5.
+The script needs onnx, numpy and onnxruntime, and nothing of Sharp: without a library of kernels, ONNX Runtime inlines
+the function bodies that the models carry. FOLDER has a folder per test, in the form of ONNX's backend tests. Outputs
+must agree with the reference to 1e-5 of the largest value, caches exactly, and statistics to 5e-5.
 """
 
 import argparse
@@ -15,11 +15,11 @@ import onnxruntime
 from onnx import numpy_helper
 
 EXACT = ("key_cache_out", "value_cache_out", "present_key", "present_value")
-SUPPORT = 1  # column of the statistics: a key within a rounding error of entmax's threshold may be in or out
+SUPPORT = 1  # the column of the support, where a key within a rounding error of entmax's threshold may be in or out
 
 
 def run(test: Path, library: str | None = None) -> None:
-    """Run the test of one folder; AssertionError says what differs."""
+    """Run the test of one folder; raise an AssertionError that says what differs."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if library is not None:
@@ -47,7 +47,7 @@ def _tensors(folder: Path, kind: str) -> dict[str, np.ndarray]:
 
 
 def main() -> int:
-    """Run all tests and print a line each; the exit code is 1 when one fails."""
+    """Run all tests, print a line for each, and return 1 if a test fails, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
     parser.add_argument("--library", help="a custom-op library with kernels for the domain ai.sharp")

@@ -1,4 +1,4 @@
-"""Calls of PagedAttention under entmax with a key screen, and ways to run one."""
+"""Calls of PagedAttention under entmax with a key screen, and functions that run them."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,9 @@ import onnxruntime as ort
 from onnx import helper
 
 from sharp.plugins import library_path
-from sharp.plugins.ops.key_screen import Screen, intervals, screen_of_cache, unpack
-from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
+from sharp.plugins.op.key_screen import Screen, intervals, screen_of_cache, unpack
+from sharp.plugins.op.reference import AttentionOutput
+from sharp.plugins.op.schema import DEFAULT_ALPHA, DOMAIN, INPUTS, OUTPUTS, VERSION
 from tests.plugins.conformance.cases import Case, Shape, make_case
 
 TYPES = {
@@ -26,13 +26,13 @@ LONG = Shape(sequences=((3000, 1), (700, 4), (0, 9), (600, 0)), kv_heads=2, grou
 def screened_case(
     shape: Shape = LONG, seed: int = 0, shift: bool = True, alibi: bool = False, **attributes: Any
 ) -> Case:
-    """A case whose caches come with their screen; queries are long enough for some keys to have no weight."""
+    """Return a case with a key screen, whose logits are spread so widely that some keys have no weight."""
     case = make_case("entmax", shape, seed, alibi, **{"scale": 3 * shape.head_dim**-0.5, **attributes})
     return with_screen(case, shift=shift)
 
 
 def with_screen(case: Case, dtype: str = "float32", shift: bool = True) -> Case:
-    """The case over caches of another type, and with the screen of what they hold."""
+    """Return the case with caches of `dtype` and with the screen that belongs to their content."""
     kind, _ = TYPES[dtype]
     caches = {name: case.inputs[name].astype(kind).astype(np.float32) for name in ("key_cache", "value_cache")}
     new = {name: case.inputs[name].astype(kind).astype(np.float32) for name in ("key", "value")}
@@ -45,7 +45,7 @@ def with_screen(case: Case, dtype: str = "float32", shift: bool = True) -> Case:
 
 
 def run(case: Case, dtype: str = "float32", screen: bool = True, threads: int = 2) -> AttentionOutput:
-    """The kernel's outputs, with caches of `dtype`; without `screen` it reads all keys. Caches come back as float32."""
+    """Return the kernel's outputs with caches of `dtype`, as float32; without `screen` the kernel reads all keys."""
     kind, number = TYPES[dtype]
     auxiliary = [name for name in ("key_screen", "key_shift") if screen and name in case.inputs]
     names = [name if name in case.inputs else "" for name in INPUTS]
@@ -107,11 +107,11 @@ def _array(value: Any, kind: np.dtype | None) -> np.ndarray:
 
 
 def poisoned(case: Case, dtype: str = "float32") -> tuple[Case, int]:
-    """The case with NaN in keys that the screen surely leaves out, strip of 16 keys by strip, and the number of strips.
+    """Return the case with NaN in keys that the screen surely leaves out, and the number of strips of 16 such keys.
 
-    By float64 intervals of the past alone, with 0.05 to spare: the keys of the call only add to what is left out. With
-    statistics the strips that may hold the smallest logit stay as they are. For calls without soft cap, slopes, window
-    and holes.
+    Keys are surely left out by float64 intervals of the past alone, with 0.05 to spare, because the keys of the call
+    can only raise the limit. With statistics, strips that may hold the smallest logit stay unchanged. The function is
+    for calls without soft cap, slopes, window and holes.
     """
     inputs, strips = case.inputs, 0
     kind, _ = TYPES[dtype]

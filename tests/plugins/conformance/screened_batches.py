@@ -1,8 +1,7 @@
-"""Random and adversarial calls under entmax with a key screen, many in one batch, and what float64 gives for each.
+"""Random and adversarial calls under entmax with a key screen, many per batch, held to float64 results.
 
-`python -m tests.plugins.conformance.screened_batches` runs 10,000; the tests run a few hundred of them.
-
-A call is one token of one sequence with one key head; a batch is one call of the op with a call in each sequence.
+`python -m tests.plugins.conformance.screened_batches` runs 10,000 calls; the tests run a few hundred. A call is one
+token of one sequence with one key head. A batch is one call of the op with such a call in each sequence.
 """
 
 import sys
@@ -17,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from bench.result_file import header, write
-from sharp.plugins.ops.key_screen import screen_of_cache
+from sharp.plugins.op.key_screen import screen_of_cache
 from tests.plugins.conformance.cases import Case
 from tests.plugins.conformance.screened import TYPES, run
 
 KEYS = 576  # more than the shortest context that is screened
 VALUE_DIM = 4
 Random = np.random.Generator
-Arrays = tuple[np.ndarray, np.ndarray]  # query [group, head_dim], keys [KEYS, head_dim]
+Arrays = tuple[np.ndarray, np.ndarray]  # the query [group, head_dim] and the keys [KEYS, head_dim]
 
 
 def _random(rng: Random, group: int, size: int, alpha: float) -> Arrays:
@@ -42,7 +41,7 @@ def _nearly_equal(rng: Random, group: int, size: int, alpha: float) -> Arrays:
 
 
 def _one_key(rng: Random, group: int, size: int, alpha: float) -> Arrays:
-    """One key alone has a weight."""
+    """Return a query and keys of which one key alone has a weight."""
     query, keys = _random(rng, group, size, alpha)
     keys[rng.integers(KEYS)] = 40 * query[0] / np.linalg.norm(query[0]) * (1 + 10 / np.linalg.norm(query[0]))
     return query, keys
@@ -74,7 +73,7 @@ def _all_survive(rng: Random, group: int, size: int, alpha: float) -> Arrays:
 
 
 def _at_the_limit(rng: Random, group: int, size: int, alpha: float) -> Arrays:
-    """Logits 1 / (alpha - 1) below the largest, and a few units in the last place to both sides of it."""
+    """Return keys with logits 1 / (alpha - 1) below the largest logit, within a few units in the last place."""
     query, keys = np.zeros((group, size)), np.zeros((KEYS, size))
     query[:, 0] = 1
     largest = float(rng.integers(-4, 5))
@@ -84,7 +83,7 @@ def _at_the_limit(rng: Random, group: int, size: int, alpha: float) -> Arrays:
 
 
 def _longest(rng: Random, group: int, size: int, alpha: float) -> Arrays:
-    """Keys about as long as those that are no longer screened, 2^60."""
+    """Return keys about as long as 2^60, the length from which keys are no longer screened."""
     query, keys = _random(rng, group, size, alpha)
     return query * 2.0**-60, keys * (2.0**60 / size**0.5) * rng.uniform(0.9, 1.1)
 
@@ -112,10 +111,10 @@ KINDS: dict[str, Callable[[Random, int, int, float], Arrays]] = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Calls [calls], the kind of each, and what they share."""
+    """Several calls [calls] of the op, the kind of each call, and the sizes and options that all calls share."""
 
     query: np.ndarray  # [calls, group, head_dim] float32
-    keys: np.ndarray  # [calls, KEYS, head_dim] float32, as the cache's dtype holds them
+    keys: np.ndarray  # [calls, KEYS, head_dim] float32, rounded to the cache's dtype
     values: np.ndarray  # [calls, KEYS, VALUE_DIM]
     kinds: tuple[str, ...]
     dtype: str
@@ -127,7 +126,7 @@ class Batch:
 
 
 def make_batch(seed: int, calls: int) -> Batch:
-    """Calls of every kind with a random shape; head sizes, groups, dtypes and alphas change from batch to batch."""
+    """Return calls of every kind with a random shape. Head size, group, dtype and alpha differ between batches."""
     rng = np.random.default_rng(seed)
     group, size = int(rng.choice([1, 2, 3, 8])), int(rng.choice([5, 16, 21, 64]))
     alpha, dtype = float(rng.choice([1.2, 1.5, 2.0])), list(TYPES)[seed % 3]
@@ -147,7 +146,7 @@ def make_batch(seed: int, calls: int) -> Batch:
 
 
 def as_case(batch: Batch) -> Case:
-    """The batch as one call of the op; the last key of each sequence comes with the call."""
+    """Return the batch as one call of the op. The last key of each sequence is new in the call."""
     calls, size, each = len(batch.kinds), batch.keys.shape[2], KEYS // batch.block_size
     table = np.random.default_rng(0).permutation(calls * each).astype(np.int32).reshape(calls, each)
     caches = {}
@@ -178,10 +177,10 @@ def as_case(batch: Batch) -> Case:
 
 
 def expected_outputs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs [calls, group, VALUE_DIM] by the definition in float64; by how much float32 may differ, [calls, group].
+    """Return the float64 outputs [calls, group, VALUE_DIM] and the tolerance of float32 results [calls, group].
 
-    The difference is what an error of the logits, a few 2^-24 |q| |k| as a sum in float32 has, makes of the weights: it
-    is small but for logits that float32 cannot tell apart.
+    The tolerance is the effect on the weights of an error of the logits, a few 2^-24 |q| |k| as in a float32 sum. The
+    tolerance is small except where float32 cannot tell logits apart.
     """
     query, keys = batch.query.astype(np.float64), batch.keys.astype(np.float64)
     alpha, cap = batch.attributes["alpha"], batch.attributes["softcap"]
@@ -195,7 +194,7 @@ def expected_outputs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         if batch.slopes is not None:
             bias = batch.slopes.astype(np.float64)[:, None] * np.arange(1 - KEYS, 1)
             z, error = z + bias, error + 2.0**-23 * np.abs(bias)
-        lost = ~(z.max(2) < np.inf)  # a NaN or an infinity among the logits, and the row is NaN
+        lost = ~(z.max(2) < np.inf)  # a NaN or +infinity among the logits makes the row NaN
         z = np.where(lost[..., None], 0.0, z)
         error = np.where(np.isfinite(error), error, 0.0)
     weights = entmax(z, alpha)
@@ -208,7 +207,10 @@ def expected_outputs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entmax(z: np.ndarray, alpha: float) -> np.ndarray:
-    """Weights [..., keys] for alpha <= 2: Newton's method on (sum of weights)^(alpha - 1), convex in the threshold."""
+    """Return entmax weights [..., keys] for alpha <= 2.
+
+    Newton's method runs on (sum of weights)^(alpha - 1), which is convex in the threshold.
+    """
     s = (alpha - 1) * (z - z.max(-1, keepdims=True))
     power = 1 / (alpha - 1)
     threshold = np.full((*z.shape[:-1], 1), -1.0)
@@ -226,10 +228,12 @@ def entmax(z: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def check(batch: Batch, case: Case | None = None) -> None:
-    """Runs the batch, or `case` in its place, with the screen and without: the same bits, and what float64 gives.
+    """Assert that the batch gives the same bits with the screen and without, and that they agree with float64.
+
+    `case`, if given, is called in place of the batch's own case.
 
     Raises:
-        AssertionError: an output or a statistic differs.
+        AssertionError: An output or a statistic differs.
     """
     case = case or as_case(batch)
     found, without = run(case, batch.dtype), run(case, batch.dtype, screen=False)

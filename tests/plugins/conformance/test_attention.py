@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from onnx import inliner
 from onnx.reference import ReferenceEvaluator
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attention_reference import ContiguousOutput
-from sharp.plugins.ops.schema import NORMALIZERS
-from sharp.plugins.ops.torch_attention import attention
+from sharp.core.errors import InputError
+from sharp.plugins.op.attention_reference import ContiguousOutput
+from sharp.plugins.op.schema import NORMALIZERS
+from sharp.plugins.op.torch_attention import attention
 from tests.plugins.conformance.attention_cases import (
     FORMS,
     OUTPUTS,
@@ -114,7 +114,7 @@ def test_shared_buffer_is_updated_in_place_when_bound_so() -> None:
 
 @pytest.mark.parametrize(("form", "new_keys"), [("shared", 3), ("concatenating", 0)])
 def test_a_past_between_nodes_may_become_the_present(form: str, new_keys: int) -> None:
-    # ONNX Runtime gives the present the past's memory where both are declared to have one shape.
+    # ONNX Runtime gives the present the memory of the past where both are declared with the same shape.
     case = make_case("softmax", replace(SMALL[form], new_keys=new_keys))
     model = make_model(case)
     graph, node = model.graph, onnx.NodeProto.FromString(model.graph.node[0].SerializeToString())
@@ -146,7 +146,8 @@ def test_every_tensor_of_16_bits(dtype: str, form: str) -> None:
     case = case.with_inputs(**{n: case.inputs[n].astype(kind).astype(np.float32) for n in case.inputs if n in TYPED})
     model = make_model(case)
     graph, node = model.graph, onnx.NodeProto.FromString(model.graph.node[0].SerializeToString())
-    del model.functions[:]  # only the kernel is asked; it is between float32 inputs and outputs
+    # without a function, only the kernel can compute the node between float32 inputs and outputs
+    del model.functions[:]
     before, after = [], []
     for index, name in enumerate(node.input):
         if name in TYPED:
@@ -163,13 +164,13 @@ def test_every_tensor_of_16_bits(dtype: str, form: str) -> None:
     result = ContiguousOutput(*session(model, kernel=True).run(list(OUTPUTS), case.inputs))
     expected = run_reference(case)
     rounded = expected.output.astype(kind).astype(np.float32)
-    # One unit in the last place: the float32 result may round to the other side.
+    # The tolerance is one unit in the last place, because the float32 result may round to the other side.
     np.testing.assert_allclose(result.output, rounded, rtol=1e-3 if dtype == "float16" else 8e-3, atol=1e-5)
     assert_agrees(replace(result, output=expected.output), expected, case)
 
 
 def test_alibi_falls_off_to_both_sides_without_causal() -> None:
-    # Equal logits, values 0, 1, 2: the middle query weighs its neighbours alike, whatever the slope is.
+    # With equal logits and values 0, 1, 2, the middle query weighs its neighbours alike, whatever the slope is.
     case = make_case("softmax", Shape(batch=1, queries=3, new_keys=3, kv_heads=1, group=1, value_dim=1), causal=0)
     case = case.with_inputs(
         query=np.zeros_like(case.inputs["query"]),
@@ -198,7 +199,7 @@ def test_kernel_refuses_in_one_sentence(form: str, changes: dict[str, Any], mess
     }
     changed = case.with_inputs(**arrays)
     model = make_model(changed)
-    for value in model.graph.input:  # a wrong size must reach the kernel
+    for value in model.graph.input:  # a wrong size must reach the kernel, not ONNX Runtime's check of shapes
         value.type.tensor_type.ClearField("shape")
     with pytest.raises(Exception, match=message):
         session(model, kernel=True).run(None, changed.inputs)
@@ -209,7 +210,7 @@ def test_kernel_refuses_in_one_sentence(form: str, changes: dict[str, Any], mess
     [
         ({}, {"normalizer": "hardmax"}, "one of"),
         ({}, {"normalizer": "ssa"}, "head_params"),
-        ({}, {"normalizer": "entmax", "alpha": 1.0}, "alpha > 1"),
+        ({}, {"normalizer": "entmax", "alpha": 1.0}, "a finite number above 1 for entmax"),
         ({"past_lens": torch.zeros(2, dtype=torch.int32)}, {"normalizer": "softmax"}, "given together"),
     ],
 )
@@ -221,7 +222,7 @@ def test_torch_op_refuses(inputs: dict[str, Any], attributes: dict[str, Any], me
 
 @pytest.mark.parametrize("shape", [(0,), (0, 1)])
 def test_statistics_are_not_collected_where_collect_stats_is_empty(shape: tuple[int, ...]) -> None:
-    """Of two dimensions, it was read beyond its end."""
+    """An empty collect_stats turns statistics off. An empty tensor of two dimensions was once read beyond its end."""
     case = make_case("softmax", SMALL[FORMS[0]])
     model = make_model(case)
     for value in model.graph.input:

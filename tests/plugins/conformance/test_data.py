@@ -1,4 +1,4 @@
-"""The published conformance data is what the reference says today, and runs without anything of ours."""
+"""The published conformance data agrees with the reference, and can be run without any code of Sharp."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def test_the_data_is_current() -> None:
 
 @pytest.mark.full
 def test_it_runs_without_our_code() -> None:
-    # -I: nothing of this folder or of PYTHONPATH; -S would also hide onnx.
+    # Option -I hides this folder and PYTHONPATH. Option -S would also hide onnx.
     blocked = (
         "import runpy, sys; sys.modules['sharp'] = None; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -52,7 +52,7 @@ def test_our_kernels_pass_it() -> None:
 
 @pytest.mark.parametrize("name", ["attention_softmax", "attention_ssa", "paged_attention_entmax"])
 def test_onnx_reads_it(name: str) -> None:
-    """The checker with strict shape inference, and the reference evaluator."""
+    """ONNX's checker accepts the data with strict shape inference, and ONNX's reference evaluator runs it."""
     model = onnx.load(DATA / name / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)

@@ -1,4 +1,4 @@
-"""The kernel's entmax weights are those of the `entmax` package, which is the authors' own."""
+"""The kernel's entmax weights equal those of the `entmax` package, the authors' own implementation."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ KEYS = 100
 @pytest.mark.parametrize(("spread", "kernel"), [(0.3, True), (3.0, True), (30.0, True), (3.0, False)])
 @pytest.mark.parametrize("alpha", [1.1, 1.3, 1.5, 1.75, 2.0])
 def test_weights_equal_the_package(alpha: float, spread: float, kernel: bool) -> None:
-    # One head of one channel: the logit of a key is the key itself, and values that are unit vectors give the weights.
+    # With one head of one channel, the logit of a key is the key itself. Values that are unit vectors make the output
+    # the weights.
     shape = Shape(sequences=((0, KEYS),), kv_heads=1, group=1, head_dim=1, value_dim=KEYS)
     case = make_case("entmax", shape, alpha=alpha, scale=1.0)
     logits = np.random.default_rng(0).normal(0, spread, KEYS).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Caches in fp8 (e4m3) on the CPU against the float64 reference, whose numbers are read from bytes exactly."""
+"""Caches in fp8 (e4m3) on the CPU agree with the float64 reference, which decodes the bytes exactly."""
 
 import numpy as np
 import onnx
@@ -9,11 +9,11 @@ from hypothesis import assume, given
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops import e4m3
-from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS
-from sharp.plugins.ops.torch_paged_attention import paged_attention
+from sharp.core.errors import InputError
+from sharp.plugins.op import e4m3
+from sharp.plugins.op.reference import AttentionOutput
+from sharp.plugins.op.schema import NORMALIZERS, OUTPUTS
+from sharp.plugins.op.torch_paged_attention import paged_attention
 from tests.plugins.conformance.cases import (
     Case,
     Shape,
@@ -40,7 +40,7 @@ BYTES = np.arange(256, dtype=np.uint8)
 
 
 def of_fp8(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model of an int8 cache for one of fp8."""
+    """Change the caches of an int8 model to fp8, and return the model."""
     for value in (*model.graph.input, *model.graph.output):
         if value.name.removesuffix("_out") in CACHES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
@@ -48,7 +48,10 @@ def of_fp8(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run(case: Case, model: onnx.ModelProto | None = None) -> AttentionOutput:
-    """By the kernel; numpy has no such numbers, so caches go in as ONNX Runtime's values and come out as bytes."""
+    """Return the kernel's outputs, with caches as bytes.
+
+    numpy has no fp8 numbers, so caches go in as values of ONNX Runtime.
+    """
     feeds = {
         name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.FLOAT8E4M3FN)
         if name in CACHES
@@ -75,7 +78,7 @@ def test_an_fp8_cache(normalizer: str, shape: str) -> None:
 
 @given(case=cases())
 def test_random_calls(case: Case) -> None:
-    # Logits that cancel to 0 do so nearly, and often.
+    # Whole-number logits that should cancel to 0 cancel only nearly in fp8, and often do.
     assume(not (case.ties and case.normalizer in ("relu", "relu2", "softpick")))
     case = fp8_case(case)
     actual, expected = run(case), run_reference(case)
@@ -95,7 +98,7 @@ def test_16_bit_models(normalizer: str, dtype: str) -> None:
 
 
 def one_key(**inputs: np.ndarray) -> Case:
-    """A query of each head that sees one key, which lies in the cache already."""
+    """Return a case in which each head has a query that sees one key, which already is in the cache."""
     heads = inputs["key_cache"].shape[1]
     given = {
         "key": np.zeros((1, *inputs["key_cache"].shape[1:3]), np.float32),
@@ -133,18 +136,20 @@ def test_every_byte_of_a_key_is_the_number_that_torch_reads() -> None:
 
 
 def test_a_cache_that_is_written_token_by_token_rounds_a_number_once() -> None:
-    # Larger tokens raise the scale of those before them; only numbers below its least exponent are rounded again.
+    # A larger token raises the scale of the tokens before it in its block. Only numbers below the scale's least
+    # exponent are rounded again.
     case = make_case("softmax", Shape(sequences=((0, 64),), kv_heads=1, group=1))
     keys = case.inputs["key"] * np.exp2(np.arange(64) % 16 - 8).astype(np.float32)[:, None, None]
     case = fp8_case(case.with_inputs(key=keys))
     result = run(case)
     assert result.key_scale is not None
-    stored = e4m3.decode(result.key_cache) * result.key_scale[:, :, None, None]  # type: ignore[arg-type]  # of an array of bytes
+    stored = e4m3.decode(result.key_cache) * result.key_scale[:, :, None, None]  # type: ignore[arg-type]  # decode returns an array for an array
     rounded_again = 0
     for token, slot in enumerate(case.inputs["slot_mapping"]):
         block, offset = divmod(int(slot), 16)
         scale, held = result.key_scale[block, 0], stored[block, 0, :, offset]
-        power = np.exp2(np.floor(np.log2(np.abs(keys[token, 0]).max())))  # brings each token to numbers below 2
+        # the power that brings each token's numbers below 2
+        power = np.exp2(np.floor(np.log2(np.abs(keys[token, 0]).max())))
         once = torch.from_numpy(keys[token, 0] / power * 128).to(torch.float8_e4m3fn).float().numpy() * power / 128
         normal = np.abs(keys[token, 0]) >= scale * 2.0**-6
         np.testing.assert_array_equal(held[normal], once[normal])
@@ -207,7 +212,7 @@ def test_a_value_that_is_nan_and_has_no_weight_contributes_nothing() -> None:
     case = case.with_inputs(query=5 * case.inputs["query"])
     expected, values = run_reference(case), case.inputs["value_cache"].copy()
     table = case.inputs["block_table"][0]
-    lone = [  # of values that no row needs: reference and kernel must both leave them out
+    lone = [  # positions of values that no row needs, so that reference and kernel must both leave them out
         position
         for position in range(200)
         if np.isfinite(run_reference(case.with_inputs(value_cache=spoilt(values, table, position))).output).all()
@@ -219,14 +224,15 @@ def test_a_value_that_is_nan_and_has_no_weight_contributes_nothing() -> None:
 
 
 def spoilt(values: np.ndarray, table: np.ndarray, position: int) -> np.ndarray:
-    """The value cache with NaN in all channels of a key."""
+    """Return the value cache with NaN in all channels of the key at `position`."""
     spoilt = values.copy()
     spoilt[table[position // 16], :, position % 16] = 0x7F
     return spoilt
 
 
 def test_the_reach_of_a_key_is_that_of_the_largest_number() -> None:
-    # One key of 448 among zeros, 300 back on a slope of 1, has all the weight: the scale alone bounds where keys end.
+    # One key of 448 among zeros, 300 positions back on a slope of 1, has all the weight. Only the scale bounds how far
+    # back keys can matter.
     keys = np.zeros((20, 1, 1, 16), np.uint8)
     keys[0, 0, 0, 0] = 0x7E
     values = np.full((20, 1, 16, 8), e4m3.encode(np.float32([1]))[0], np.uint8)
@@ -265,7 +271,7 @@ def test_the_op_for_pytorch_refuses_a_cache_with_scales(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("missing", ["key_scale", "value_scale"])
 def test_a_cache_without_a_scale_is_refused(missing: str) -> None:
     case = fp8_case(make_case("softmax"))
-    with pytest.raises(InvalidArgument, match=f"{missing} is missing; the op needs it"):
+    with pytest.raises(InvalidArgument, match=rf"{missing} has shape \[0, 2\]; it must be \[blocks, kv_heads\]"):
         run(case.with_inputs(**{missing: np.zeros((0, 2), np.float32)}))
 
 
@@ -277,5 +283,5 @@ def test_an_fp8_cache_has_no_key_screen() -> None:
     model.graph.input.append(helper.make_tensor_value_info("key_screen", TensorProto.INT8, None))
     blocks = len(case.inputs["key_cache"])
     screen = np.zeros((blocks, 2, 16 * (8 + 8)), np.int8)
-    with pytest.raises(InvalidArgument, match="must be left out; an int8 or fp8 cache has no key screen"):
+    with pytest.raises(InvalidArgument, match="key_screen is given; only entmax over a cache of floats has one"):
         run(case.with_inputs(key_screen=screen), model)

@@ -1,4 +1,4 @@
-"""The standard-ONNX function gives the reference's numbers wherever our kernel is not."""
+"""The function of standard ONNX ops agrees with the reference, so it can stand in where our kernel is missing."""
 
 import numpy as np
 import onnx
@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from onnx import helper, inliner
 from onnx.reference import ReferenceEvaluator
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.function_body import Form, attach_function, make_function
-from sharp.plugins.ops.function_normalizers import MaskedLogits, normalize
-from sharp.plugins.ops.node_list import NodeList
-from sharp.plugins.ops.normalizers import entmax
-from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS
+from sharp.core.errors import InputError
+from sharp.plugins.op.function_body import FunctionForm, attach_function, make_function
+from sharp.plugins.op.function_normalizers import MaskedLogits, normalize
+from sharp.plugins.op.node_list import NodeList
+from sharp.plugins.op.normalizers import entmax
+from sharp.plugins.op.reference import AttentionOutput
+from sharp.plugins.op.schema import NORMALIZERS, OUTPUTS
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, make_case, make_model, run, run_reference
 
 SMALL = Shape(sequences=((0, 3), (17, 2)), kv_heads=2, group=2, head_dim=4, value_dim=4)
@@ -68,7 +68,7 @@ def test_entmax_newton_steps_reach_float32(alpha: float) -> None:
             np.where(np.arange(count) % 3 == 0, 1e4, -1e4),
         ):
             row = logits.astype(np.float32)
-            # The scaled logits are rounded once to float32; that much the reference is given too.
+            # The body rounds the scaled logits once to float32. The reference gets the same rounded logits.
             s = (np.float32(alpha) - np.float32(1)) * (row - row.max())
             expected = entmax(s.astype(np.float64) / (alpha - 1), alpha)
             actual = session.run(None, {"logits": row[None, None], "alpha": np.array(alpha, np.float32)})[0][0, 0]
@@ -101,15 +101,15 @@ def test_attaching_twice_changes_nothing() -> None:
 
 def test_function_refuses_what_it_cannot_write() -> None:
     with pytest.raises(InputError, match="ssa needs head_params"):
-        make_function(Form("PagedAttention", "ssa", ()))
+        make_function(FunctionForm("PagedAttention", "ssa", ()))
     with pytest.raises(InputError, match="it must be one of"):
-        make_function(Form("PagedAttention", "hardmax", ()))
+        make_function(FunctionForm("PagedAttention", "hardmax", ()))
     with pytest.raises(InputError, match="must be given together"):
-        make_function(Form("SharpAttention", "softmax", ("past_key",)))
+        make_function(FunctionForm("SharpAttention", "softmax", ("past_key",)))
 
 
 def _entmax_session() -> ort.InferenceSession:
-    """The function body's entmax alone, with alpha as an input in place of the attribute."""
+    """Return a session with the function body's entmax alone, in which alpha is an input instead of an attribute."""
     nodes = NodeList()
     count = nodes.op("Cast", nodes.unsqueeze(nodes.dimension("logits", 2), 1, 2), to=1)
     rows = MaskedLogits("logits", nodes.op("Cast", nodes.constant(1.0), to=9), count, "")

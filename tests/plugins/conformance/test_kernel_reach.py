@@ -1,31 +1,31 @@
-"""ALiBi heads under entmax stop where no key can have weight: exactly, and without reading what lies beyond."""
+"""Under entmax, heads with ALiBi stop at the distance where no key can have weight, and do not read beyond."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sharp.plugins.ops.schema import OUTPUTS
+from sharp.plugins.op.schema import OUTPUTS
 from tests.plugins.conformance.cases import Case, Shape, make_case, make_model, run_reference, session
 
 SHAPE = Shape(sequences=((3000, 2), (700, 1), (0, 9)), kv_heads=2, group=2, head_dim=16, value_dim=16)
 
 
 def nape_case(shape: Shape = SHAPE, **attributes: float) -> Case:
-    """Heads 0 and 1 with slopes 1 and 1/2, heads 2 and 3 without positions; a third as long keys as usual."""
+    """Return a case whose heads 0 and 1 have slopes 1 and 1/2, and whose heads 2 and 3 have no positions."""
     case = make_case("entmax", shape, seed=2, **attributes)
     slopes = np.array([1.0, 0.5, 0.0, 0.0], np.float32)
     return case.with_inputs(alibi_slopes=slopes, collect_stats=np.array(False))
 
 
 def longest_key(case: Case) -> float:
-    """Of the caches and the new keys."""
+    """Return the length of the longest key among the caches and the new keys."""
     cached = np.nan_to_num(np.linalg.norm(case.inputs["key_cache"], axis=2)).max()
     return float(max(cached, np.linalg.norm(case.inputs["key"], axis=2).max()))
 
 
 def with_spoilt_far_keys(case: Case) -> Case:
-    """The first 1,600 of 3,000 keys of the ALiBi heads are NaN."""
+    """Return the case with NaN in the first 1,600 of the 3,000 keys of the ALiBi heads."""
     cache = case.inputs["key_cache"].copy()
     cache[case.inputs["block_table"][0, :100], 0] = np.nan
     return case.with_inputs(key_cache=cache)
@@ -50,7 +50,7 @@ def test_keys_beyond_reach_are_not_read() -> None:
     spoilt = with_spoilt_far_keys(case)
     output = run_kernel(spoilt, key_bound=longest_key(case))
     np.testing.assert_allclose(output, run_reference(case).output, atol=1e-5)
-    assert np.isnan(run_kernel(spoilt)).any()  # without a bound they are
+    assert np.isnan(run_kernel(spoilt)).any()  # without the bound on keys, the kernel reads the far keys
 
 
 def test_a_soft_cap_bounds_the_reach_too() -> None:

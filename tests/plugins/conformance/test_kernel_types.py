@@ -1,4 +1,4 @@
-"""The CPU kernel for every pair of T and C that the op has; what is checked is the arithmetic after the rounding."""
+"""The CPU kernel for every pair of types T and C: inputs are rounded first, and the arithmetic after is checked."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from onnx import helper
 
-from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import NORMALIZERS, OUTPUTS, SCALES
+from sharp.plugins.op.reference import AttentionOutput
+from sharp.plugins.op.schema import NORMALIZERS, OUTPUTS, SCALES
 from tests.plugins.conformance.cases import (
     Case,
     Shape,
@@ -40,15 +40,15 @@ SHAPES = {
 
 
 def rounded(case: Case, names: tuple[str, ...], dtype: str) -> Case:
-    """The case with these inputs as float32 numbers that `dtype` has."""
+    """Return the case with the inputs `names` rounded to `dtype` and stored as float32."""
     return case.with_inputs(**{name: case.inputs[name].astype(DTYPES[dtype]).astype(np.float32) for name in names})
 
 
 def with_casts(case: Case, types: dict[str, str]) -> onnx.ModelProto:
-    """A model with float32 inputs and outputs around a node that has these inputs in other types."""
+    """Return a model with float32 inputs and outputs around a node whose inputs in `types` have other types."""
     model = int8_model(case) if SCALES[0] in case.inputs else make_model(case)
     graph, node = model.graph, model.graph.node[0]
-    del model.functions[:]  # its body is float32 throughout
+    del model.functions[:]  # the function's body is float32 throughout
     before, after = [], []
     for position, name in enumerate(node.input):
         if name in types:
@@ -67,7 +67,7 @@ def with_casts(case: Case, types: dict[str, str]) -> onnx.ModelProto:
 
 
 def run_with_cache(case: Case, dtype: str) -> tuple[AttentionOutput, AttentionOutput]:
-    """(kernel, reference) with the caches rounded to `dtype`."""
+    """Return the outputs of the kernel and of the reference, with caches rounded to `dtype`."""
     with np.errstate(invalid="ignore"):
         case = rounded(case, CACHES, dtype)
         in_dtype = {name: case.inputs[name].astype(DTYPES[dtype]) for name in CACHES}
@@ -91,11 +91,11 @@ def test_random_calls_with_a_bfloat16_cache(case: Case) -> None:
 
 @given(case=cases())
 def test_random_calls_with_an_int8_cache(case: Case) -> None:
-    # Logits that cancel to 0 do so nearly, and often.
+    # Whole-number logits that should cancel to 0 cancel only nearly with an int8 cache, and often do.
     assume(not (case.ties and case.normalizer in ("relu", "relu2", "softpick")))
     case = int8_case(case)
     actual = AttentionOutput(*session(int8_model(case), kernel=True).run([*OUTPUTS, *BESIDE_OUT], case.inputs))
-    # The scales of a cache make the logits of whole numbers inexact too: float32 rounds one of 1,000 by 6e-5.
+    # The scales of a cache make even logits of whole numbers inexact: float32 rounds a logit of 1,000 by 6e-5.
     largest = case.attributes["scale"] * 9 * case.inputs["query"].shape[2] if case.ties else 0.0
     assert_agrees(actual, run_reference(case), case, tolerance=2e-5 + np.finfo(np.float32).eps * largest)
 
@@ -161,7 +161,7 @@ def test_every_tensor_of_16_bits(normalizer: str, dtype: str) -> None:
     loaded = session(with_casts(case, dict.fromkeys((*CACHES, *COMPUTED), dtype)), kernel=True)
     output = loaded.run(["output"], case.inputs)[0]
     expected = run_reference(case).output.astype(DTYPES[dtype]).astype(np.float32)
-    # One unit in the last place: the float32 result may round to the other side.
+    # The tolerance is one unit in the last place, because the float32 result may round to the other side.
     np.testing.assert_allclose(output, expected, rtol=1e-3 if dtype == "float16" else 8e-3, atol=1e-5)
 
 
@@ -191,7 +191,8 @@ def test_an_int8_cache_of_16_bit_models(normalizer: str, dtype: str) -> None:
 
 
 def test_an_int8_cache_that_is_written_token_by_token_stays_close() -> None:
-    # Every larger token rounds its block once more: three times the half step of the last scale is what remains.
+    # Every larger token rounds its block once more. The errors add up to at most three times half a step of the last
+    # scale.
     case = int8_case(make_case("softmax", Shape(sequences=((0, 64),), kv_heads=1, group=1)))
     loaded = session(int8_model(case), kernel=True)
     names = [*OUTPUTS, *BESIDE_OUT]

@@ -1,4 +1,4 @@
-"""Keys that the screen leaves out have no weight: with it the kernel gives what it gives without, bit for bit."""
+"""Keys that the screen leaves out have no weight: results with and without a screen are equal, bit for bit."""
 
 import os
 from dataclasses import replace
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.ops.key_screen import in_doubt, intervals, pack, screen_bytes, screen_of, unpack
-from sharp.plugins.ops.normalizers import entmax
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.key_screen import in_doubt, intervals, pack, screen_bytes, screen_of, store_screen, unpack
+from sharp.plugins.op.normalizers import entmax
+from sharp.plugins.op.reference import AttentionOutput
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, run_reference
 from tests.plugins.conformance.screened import LONG, TYPES, poisoned, run, screened_case, with_screen
 from tests.plugins.conformance.screened_batches import as_case, check, make_batch
@@ -41,7 +41,7 @@ def test_long_contexts(options: dict[str, float], alpha: float) -> None:
 
 
 def assert_leaves_out_keys(case: Case, dtype: str) -> None:
-    """What the screen leaves out is not read: NaN in its place changes nothing, but does without the screen."""
+    """Assert that NaN in keys that the screen leaves out changes nothing, but does so without the screen."""
     for collect in (False, True):
         asked = case.with_inputs(collect_stats=np.array(collect))
         with_nan, strips = poisoned(asked, dtype)
@@ -53,7 +53,7 @@ def assert_leaves_out_keys(case: Case, dtype: str) -> None:
 
 
 def multiplies_by_amx() -> bool:
-    """Whether this process's kernels have a loop over bfloat16 of their own for more than 6 rows, without a screen."""
+    """Whether this process's kernels use AMX for bfloat16 and more than 6 rows, a loop that ignores the screen."""
     return os.environ.get("SHARP_ISA", "amx") == "amx" and "amx_bf16" in Path("/proc/cpuinfo").read_text()
 
 
@@ -64,7 +64,7 @@ def test_shapes_of_heads(head_dim: int, group: int, dtype: str) -> None:
     shape = replace(LONG, sequences=((1100, 1), (600, 2)), head_dim=head_dim, group=group, value_dim=head_dim)
     case = with_screen(screened_case(shape, scale=8 * head_dim**-0.5), dtype)
     query = case.inputs["query"]
-    # Alike, so that all rows together leave out most strips.
+    # Queries are alike, so that all rows together still leave out most strips.
     alike = case.with_inputs(query=(query[:1, :1] + 0.1 * query).astype(np.float32))
     assert_same_as_without(alike, dtype)
     if dtype != "bfloat16" or group <= 3 or not multiplies_by_amx():
@@ -108,7 +108,7 @@ def test_random_calls(
     scale: float,
     alpha: float,
 ) -> None:
-    # Equal logits, all keys with a weight, one key alone: by scale and whole numbers.
+    # `scale` and `integers` give equal logits, a weight for all keys, or a weight for one key alone.
     shape = Shape(((context, new),), 1, group, head_dim, 8, integers=integers, holes=holes)
     case = screened_case(shape, seed, shift=bool(seed % 2), alpha=alpha, scale=scale)
     assert_same_as_without(case)
@@ -129,7 +129,7 @@ def test_a_screen_that_is_wrong_is_found() -> None:
 
 
 def spoilt(case: Case, number: float, channel: int = 3, key: int = 777) -> Case:
-    """One key of the past has `number` in a channel."""
+    """Return the case with `number` in one channel of one key of the past."""
     cache = case.inputs["key_cache"].copy()
     cache[case.inputs["block_table"][0, key // 16], :, channel, key % 16] = number
     return with_screen(case.with_inputs(key_cache=cache))
@@ -172,7 +172,10 @@ def test_a_key_that_the_screen_leaves_out_is_not_read() -> None:
 
 
 def test_many_keys_near_the_largest_logit_leave_out_the_others() -> None:
-    """Logits 0 and -1 by turns, 16 keys each: -1 would have a weight beside one key at 0, and has none beside 2,000."""
+    """Logits are 0 and -1, alternating every 16 keys.
+
+    A logit of -1 would have a weight beside one key with logit 0, but has none beside 2,000.
+    """
     shape = Shape(sequences=((4096, 1),), kv_heads=1, group=2, head_dim=16, value_dim=16)
     case = screened_case(shape, shift=False, scale=1.0)
     table, below = case.inputs["block_table"][0], np.arange(4096) // 16 % 2 == 1
@@ -191,14 +194,15 @@ def test_many_keys_near_the_largest_logit_leave_out_the_others() -> None:
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 2.05, 3.0])
 @pytest.mark.parametrize("keys_at_0", [4, 8, 16, 32, 64, 128, 224])
 def test_a_key_just_above_the_limit_has_its_weight(alpha: float, keys_at_0: int) -> None:
-    """The others of many are between the limit that the keys at 0 give and the one that half as many more would."""
+    """Keys between the limit of the keys at 0 and the limit of half as many more keys are not left out."""
     total, each = 28_672, 16
     shape = Shape(sequences=((total - 1, 1),), kv_heads=1, group=1, head_dim=16, value_dim=16)
     case = screened_case(shape, shift=False, scale=1.0, alpha=alpha)
     limit, nearer = (-((1.5**power * keys_at_0) ** (1 - alpha)) / (alpha - 1) for power in (0, 1))
     logits = np.full(total, 10 * limit)
     logits[np.arange(100, total, 37)] = limit + 0.3 * (nearer - limit)
-    parts = max(1, keys_at_0 // each)  # of 2,048 keys; in each the first keys, one for every lane
+    # parts of 2,048 keys; the first keys of each part, one for every lane, get logit 0
+    parts = max(1, keys_at_0 // each)
     logits[(np.arange(parts)[:, None] * 2048 + np.arange(min(each, keys_at_0))).ravel()] = 0
     table, index = case.inputs["block_table"][0], np.arange(total - 1)
     cache = np.zeros_like(case.inputs["key_cache"])
@@ -216,13 +220,13 @@ def test_rows_that_give_weight_to_many_keys(alpha: float, scale: float) -> None:
     shape = Shape(sequences=((20000, 1), (900, 2)), kv_heads=1, group=3, head_dim=64, value_dim=16)
     case = screened_case(shape, alpha=alpha, scale=scale)
     found = assert_same_as_without(case)
-    # Above 2 a weight is a root of how far its logit is from the threshold.
+    # For alpha above 2, a weight is a root of the distance of its logit from the threshold, which enlarges errors.
     assert_agrees(found, run_reference(case), case, 1e-4 if alpha > 2 else 1e-5)
     assert (found.stats[0, :, 1] > {1.1: 10_000, 1.5: 30, 2.0: 4, 3.0: 1}[alpha]).all()
 
 
 def _with_cache(case: Case, cache: np.ndarray) -> AttentionOutput:
-    """The result over the case's own keys, but with `cache` in the place of what the call gives back."""
+    """Return the result over the case's own keys, with `cache` and the new key in place of the returned cache."""
     result = run(case.with_inputs(collect_stats=np.array(False)), screen=False)
     slot = int(case.inputs["slot_mapping"][0])
     held = cache.copy()
@@ -290,3 +294,8 @@ def test_a_screen_is_packed_and_unpacked() -> None:
 def test_a_screen_that_does_not_fit_is_refused(changed: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(Exception, match=message):
         run(screened_case().with_inputs(**changed))
+
+
+def test_no_screen_stays_none_where_keys_are_stored() -> None:
+    cache = np.ones((2, 1, 8, 16), np.float32)
+    store_screen(cache, np.zeros((0, 1, screen_bytes(8, 16)), np.int8), None, np.array([3]))

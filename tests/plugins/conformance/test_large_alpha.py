@@ -1,4 +1,4 @@
-"""Entmax whose weights are roots of a high order: kernels and bodies on logits that float32 holds exactly."""
+"""Entmax with a large alpha, whose weights are roots of a high order, on logits that float32 holds exactly."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.plugins.conformance.cases import Shape, make_case, run_reference
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("kernel", [True, False])
 def test_ties_and_gaps(alpha: float, sinks: bool, kernel: bool) -> None:
-    # Queries, keys and the scale are such that logits are multiples of 2^-8: gaps and ties, without any rounding.
+    # Queries, keys and the scale make every logit a multiple of 2^-8, so there are gaps and ties without any rounding.
     shape = Shape(sequences=((600, 1), (0, 40), (90, 3)), integers=True, holes=True)
     case = make_case("entmax", shape, alpha=alpha, sinks=sinks, scale=2.0**-8)
     result, expected = cases.run(case, kernel=kernel), run_reference(case)
@@ -22,7 +22,7 @@ def test_ties_and_gaps(alpha: float, sinks: bool, kernel: bool) -> None:
 @pytest.mark.parametrize("alpha", [4.0, 8.0, 64.0])
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 30.0])
 def test_random_logits(alpha: float, scale: float) -> None:
-    """A difference in the last place of two logits next to each other may move weight between them, in a few rows."""
+    """Results agree in most rows. In a few rows, a rounding error of two close logits moves weight between them."""
     case = make_case("entmax", Shape(sequences=((600, 1), (0, 40), (90, 3))), alpha=alpha, scale=scale)
     expected = run_reference(case).output
     for kernel in (True, False):

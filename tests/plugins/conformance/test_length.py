@@ -1,4 +1,7 @@
-"""Sigmoid with a bias and relu over a power of the number of visible keys; random calls with them are in `cases`."""
+"""Sigmoid with a bias, and relu divided by a power of the number of visible keys.
+
+`cases` has random calls with them.
+"""
 
 from types import ModuleType
 
@@ -7,13 +10,13 @@ import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from sharp.plugins.ops.normalizers import Normalizer, normalize
-from sharp.plugins.ops.torch_paged_attention import paged_attention
+from sharp.plugins.op.normalizers import Normalizer, normalize
+from sharp.plugins.op.torch_paged_attention import paged_attention
 from tests.plugins.conformance import attention_cases, cases
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, int8_case, make_case, run_reference, session
 from tests.plugins.conformance.test_kernel_types import int8_model
 
-# The columns of head_params with which they are what their papers have: the bias -ln n; over n.
+# The columns of head_params that give the papers' formulas: a bias of -ln n, and division by n.
 PAPERS = {"sigmoid": (0.0, 1.0), "relu": (1.0,), "relu2": (1.0,)}
 FORMULAS = {
     "sigmoid": lambda z: 1 / (1 + np.exp(-(z - np.log(len(z))))),  # Ramapuram et al. 2024
@@ -36,7 +39,7 @@ def test_the_reference_is_the_formula(normalizer: str) -> None:
         np.testing.assert_allclose(weights, FORMULAS[normalizer](logits), rtol=1e-12)
         plain, without = normalize(logits, Normalizer(normalizer))
         assert statistics.support == without.support
-        if normalizer != "sigmoid":  # a factor of all weights of a row
+        if normalizer != "sigmoid":  # relu's division by a power of n scales all weights of a row
             np.testing.assert_allclose(weights * count, plain, rtol=1e-12)
             assert statistics.entropy == pytest.approx(without.entropy)
 

@@ -1,7 +1,7 @@
 """ONNX's own test data for its standard Attention, wherever its semantics and ours with `normalizer` softmax coincide.
 
-`_why_not` has the reason for every test that is left out. What the standard calls an external cache, K and V of which
-nonpad_kv_seqlen slots are filled, is our shared buffer after this call's keys were written.
+`_why_not` gives the reason for every test that is left out. The standard's external cache, K and V with
+nonpad_kv_seqlen filled slots, is our shared buffer after this call's keys were written.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ RENAMED = {"Q": "query", "K": "key", "V": "value", "past_key": "past_key", "past
 
 
 def _why_not(test: TestCase) -> str | None:
-    """Why a test of the standard says nothing about our op; None where it does."""
+    """Return the reason why a test of the standard does not apply to our op, or None if it applies."""
     node = test.model.graph.node[0]
     if len(test.model.graph.node) > 1:
         return "the same test again, with the op written out"
@@ -64,13 +64,15 @@ def test_all_that_coincides_is_among_the_tests_that_run(all_tests: list[TestCase
     reasons = Counter(_why_not(test) or "run" for test in all_tests)
     print(*(f"{count:3} {reason}" for reason, count in reasons.most_common()), sep="\n")
     nodes = [test.model.graph.node[0] for test in tests]
-    attributes = [{one.name: helper.get_attribute_value(one) for one in node.attribute} for node in nodes]
+    attributes = [
+        {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute} for node in nodes
+    ]
     queries = [(next(iter(test.data_sets))[0])[0] for test in tests]
     ran = {
-        "causal": any(one.get("is_causal") for one in attributes),
-        "both sides": any(not one.get("is_causal") for one in attributes),
-        "scale": any("scale" in one for one in attributes),
-        "soft cap": any(one.get("softcap") for one in attributes),
+        "causal": any(values.get("is_causal") for values in attributes),
+        "both sides": any(not values.get("is_causal") for values in attributes),
+        "scale": any("scale" in values for values in attributes),
+        "soft cap": any(values.get("softcap") for values in attributes),
         "three dimensions": any(query.ndim == 3 for query in queries),
         "float16": any(query.dtype == np.float16 for query in queries),
         "a past": any("past_key" in node.input for node in nodes),
@@ -82,7 +84,7 @@ def test_all_that_coincides_is_among_the_tests_that_run(all_tests: list[TestCase
 
 
 def _heads_first(array: np.ndarray, heads: int) -> np.ndarray:
-    """The standard's three-dimensional form [batch, sequence, heads * dim] as [batch, heads, sequence, dim]."""
+    """Reshape the standard's [batch, sequence, heads * dim] to [batch, heads, sequence, dim]."""
     batch, sequence, _ = array.shape
     return array.reshape(batch, sequence, heads, -1).transpose(0, 2, 1, 3)
 

@@ -1,4 +1,4 @@
-"""The float64 reference against sources outside the project."""
+"""The float64 reference agrees with sources outside the project."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.normalizers import Normalizer, entmax, normalize
-from sharp.plugins.ops.torch_entmax import entmax as torch_entmax
+from sharp.core.errors import InputError
+from sharp.plugins.op.normalizers import Normalizer, entmax, normalize
+from sharp.plugins.op.torch_entmax import entmax as torch_entmax
 from tests.plugins.conformance.cases import Shape, make_case, run_reference
 
 GOLDEN = json.loads((Path(__file__).parent / "normalizers.json").read_text(encoding="utf-8"))["rows"]
@@ -44,9 +44,12 @@ def test_entmax_is_that_of_the_entmax_package(alpha: float, count: int) -> None:
 
 
 def exact_entmax(logits: np.ndarray, alpha: float) -> np.ndarray:
-    """By sorting: tau is the lowest logit with a weight less delta, and the logarithm of delta is bisected."""
+    """Return entmax weights by sorting the logits.
+
+    The threshold tau is the lowest logit with a weight, minus delta. The logarithm of delta is found by bisection.
+    """
     power, s = 1 / (alpha - 1), (alpha - 1) * (logits - logits.max())
-    level = min(one for one in np.unique(s) if (np.maximum(s - one, 0) ** power).sum() < 1)
+    level = min(level for level in np.unique(s) if (np.maximum(s - level, 0) ** power).sum() < 1)
     low, high = -1e4, 0.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -63,7 +66,8 @@ LARGE_ALPHA = [2.5, 3.0, 4.0, 8.0, 16.0, 64.0]
 @pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
 def test_entmax_of_a_large_alpha(alpha: float, spread: float) -> None:
     for count in (1, 2, 5, 40, 1000):
-        logits = np.random.default_rng(count).normal(0, spread, (20, count)).round(3)  # ties among them
+        # rounding makes ties among the logits
+        logits = np.random.default_rng(count).normal(0, spread, (20, count)).round(3)
         expected = np.stack([exact_entmax(row, alpha) for row in logits])
         assert expected.sum(-1) == pytest.approx(1)
         np.testing.assert_allclose([entmax(row, alpha) for row in logits], expected, atol=1e-9)
@@ -77,7 +81,7 @@ def test_entmax_weights_solve_the_definition(alpha: float) -> None:
     logits = np.random.default_rng(5).standard_normal(40)
     weights = entmax(logits, alpha)
     kept = weights > 0
-    # (alpha - 1) z - p^(alpha - 1) is the same tau for every kept key, and no dropped key lies above it.
+    # (alpha - 1) z - p^(alpha - 1) equals the same tau for every kept key, and no dropped key lies above tau.
     tau = (alpha - 1) * logits[kept] - weights[kept] ** (alpha - 1)
     np.testing.assert_allclose(tau, tau[0], atol=1e-12)
     assert ((alpha - 1) * logits[~kept] <= tau[0] + 1e-12).all()
@@ -94,11 +98,11 @@ def test_softmax_is_torch_attention() -> None:
 
 
 def test_window_and_dropped_slot_in_numbers() -> None:
-    # One head, one channel, equal logits: the output is the mean of the visible values.
-    case = make_case("softmax", Shape(((3, 2),), 1, 1, 1, 1), window=2, scale=0.0)
+    # With one head, one channel and equal logits, the output is the mean of the visible values.
+    case = make_case("softmax", Shape(((3, 2),), 1, 1, 1, 1), window=2, scale=1e-30)
     table, slots = case.inputs["block_table"], case.inputs["slot_mapping"].copy()
     values = case.inputs["value_cache"][table[0, 0], 0, :5, 0].astype(np.float64)
-    slots[0] = -1  # position 3 keeps what its slot held
+    slots[0] = -1  # position 3 keeps the content of its slot
     result = run_reference(case.with_inputs(slot_mapping=slots))
     new = case.inputs["value"][:, 0, 0].astype(np.float64)
     np.testing.assert_allclose(result.output[:, 0, 0], [(values[2] + values[3]) / 2, (values[3] + new[1]) / 2])
@@ -107,5 +111,5 @@ def test_window_and_dropped_slot_in_numbers() -> None:
 
 @pytest.mark.parametrize(("name", "alpha"), [("hardmax", 1.5), ("entmax", 1.0)])
 def test_bad_normalizers_are_refused(name: str, alpha: float) -> None:
-    with pytest.raises(InputError, match=r"it must be one of|needs alpha > 1"):
+    with pytest.raises(InputError, match=r"it must be one of|alpha is 1; it must be a finite number above 1"):
         Normalizer(name, alpha=alpha)

@@ -1,4 +1,4 @@
-"""Attention sinks: one more logit of every head, in every implementation; random calls with them are in `cases`."""
+"""Attention sinks, one more logit of every head, in every implementation; `cases` has random calls with them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,12 +11,12 @@ from entmax import entmax15, entmax_bisect, sparsemax
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.attributes import WITHOUT_SINK
-from sharp.plugins.ops.normalizers import Normalizer, normalize
-from sharp.plugins.ops.schema import NORMALIZERS
-from sharp.plugins.ops.torch_attention import attention
-from sharp.plugins.ops.torch_paged_attention import paged_attention
+from sharp.core.errors import InputError
+from sharp.plugins.op.attributes import WITHOUT_SINK
+from sharp.plugins.op.normalizers import Normalizer, normalize
+from sharp.plugins.op.schema import NORMALIZERS
+from sharp.plugins.op.torch_attention import attention
+from sharp.plugins.op.torch_paged_attention import paged_attention
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import (
     Case,
@@ -99,7 +99,7 @@ def test_weights_are_those_of_a_key_whose_value_is_zero(normalizer: str) -> None
     parameters = (0.7, 1.4) if normalizer == "ssa" else ()
     for row in ROWS:
         weights, statistics = normalize(row, Normalizer(normalizer), (*parameters, 1.5))
-        if normalizer == "adaptive_softmax":  # the temperature is that of the keys alone, and theirs
+        if normalizer == "adaptive_softmax":  # the temperature and the statistics are those of the keys alone
             _, statistics_of_keys = normalize(row, Normalizer(normalizer))
             assert replace(statistics, sink_mass=0.0) == statistics_of_keys
             expected, _ = normalize(np.append(statistics.inverse_temperature * row, 1.5), Normalizer("softmax"))
@@ -122,7 +122,7 @@ def test_the_mass_of_the_sink_is_what_the_keys_lack(normalizer: str) -> None:
     for row in ROWS:
         for sink in (-np.inf, *SINKS, -1e4):
             weights, statistics = normalize(row, Normalizer(normalizer), (*parameters, sink))
-            if normalizer == "softpick":  # whose keys below 0 take a part of the sum, too
+            if normalizer == "softpick":  # under softpick, keys with a logit below 0 take a part of the sum, too
                 sizes = np.abs(np.expm1([*row, 0.0 if sink == -np.inf else sink]))
                 assert statistics.sink_mass == pytest.approx(sizes[-1] / sizes.sum(), abs=1e-12)
             else:
@@ -142,9 +142,9 @@ def test_a_sink_of_0_takes_nothing_under_softpick() -> None:
 def test_without_the_attribute_there_are_four_columns(normalizer: str, kernel: bool) -> None:
     case = make_case(normalizer, sinks=True)
     model = make_model(replace(case, attributes={"scale": case.attributes["scale"]}))
-    # As in folders of before: neither the node nor the function knows of it.
+    # In model folders of earlier versions, neither the node nor the function has the attribute.
     for attributes in (model.graph.node[0].attribute, model.functions[0].attribute_proto):
-        kept = [one for one in attributes if one.name != "stats_columns"]
+        kept = [attribute for attribute in attributes if attribute.name != "stats_columns"]
         del attributes[:]
         attributes.extend(kept)
     (stats,) = session(model, kernel).run(["stats"], case.inputs)
@@ -206,7 +206,7 @@ def test_a_long_context_counts_the_sink_once(normalizer: str) -> None:
     shape = Shape(sequences=((5000, 1), (2500, 2)), kv_heads=1, group=4, head_dim=16, value_dim=16, holes=True)
     case = make_case(normalizer, shape, sinks=True)
     head_params = case.inputs["head_params"].copy()
-    head_params[:, -1] = (8.0, 9.0, 1.0, -np.inf)  # of the size of the sum of so many keys
+    head_params[:, -1] = (8.0, 9.0, 1.0, -np.inf)  # sinks as large as the logarithm of a sum over thousands of keys
     case = case.with_inputs(head_params=head_params)
     result = run(case, kernel=True)
     assert_agrees(result, run_reference(case), case, tolerance=2e-5)
@@ -230,7 +230,7 @@ def test_a_sink_far_above_all_logits_takes_everything(normalizer: str) -> None:
         result = run(case.with_inputs(head_params=head_params), kernel=kernel)
         assert np.isfinite(result.stats).all()
         np.testing.assert_allclose(result.stats[..., 4], 1)
-        if normalizer != "ssa":  # whose weights fall off as a power
+        if normalizer != "ssa":  # under ssa, weights fall off only as a power
             assert not result.output.any()
 
 
@@ -245,16 +245,16 @@ def test_int8_caches(normalizer: str) -> None:
 
 def test_a_screened_cache() -> None:
     case = make_case("entmax", Shape(sequences=((900, 1),), head_dim=16), sinks=True, scale=0.75)
-    with_it, without = (run_screened(with_screen(case), screen=one) for one in (True, False))
+    with_it, without = (run_screened(with_screen(case), screen=screen) for screen in (True, False))
     np.testing.assert_array_equal(with_it.output, without.output)
     assert_agrees(with_it, run_reference(with_screen(case)), case)
 
 
 BAD = [
-    ("softmax", (6, 2), r"head_params has shape \[6, 2\]; it must be \[q_heads, 1\] = \[6, 1\], the sinks"),
-    ("entmax", (5, 1), r"head_params has shape \[5, 1\]; it must be \[q_heads, 1\] = \[6, 1\], the sinks"),
-    ("ssa", (6, 4), r"it must be \[q_heads, 2\] = \[6, 2\], or \[q_heads, 3\] = \[6, 3\] with sinks"),
-    ("sigmoid", (6, 1), r"head_params has shape \[6, 1\]; it must be \[q_heads, 2\] = \[6, 2\] or left out"),
+    ("softmax", (6, 2), r"head_params has 2 columns; softmax takes 1 \(the sink\)"),
+    ("entmax", (5, 1), r"head_params has shape \[5, 1\]; it must be \[q_heads, parameters\] = \[6, 1\]"),
+    ("ssa", (6, 4), r"head_params has 4 columns; ssa takes 2 \(b, n\) or 3 \(the sink behind them\)"),
+    ("sigmoid", (6, 1), r"head_params has 1 columns; sigmoid takes 2 \(bias, power\) and no sink"),
 ]
 
 
@@ -295,6 +295,6 @@ def test_normalizers_without_competition_refuse_sinks(columns: int) -> None:
     with pytest.raises(InputError, match=message):
         normalize(ROWS[0], Normalizer("relu"), (1.0,) * columns)
     given = case.with_inputs(head_params=np.ones((6, columns), np.float32))
-    for kernel, error, text in ((True, InvalidArgument, "this normalizer has no sinks"), (False, Fail, "broadcast")):
+    for kernel, error, text in ((True, InvalidArgument, message), (False, Fail, "broadcast")):
         with pytest.raises(error, match=text):
             run(given, kernel=kernel)

@@ -1,11 +1,11 @@
-"""Softpick (Zuhri et al. 2025) against its formula, and where it differs from every other normalizer."""
+"""Softpick (Zuhri et al. 2025) agrees with its formula, and differs from every other normalizer where it should."""
 
 import numpy as np
 import pytest
 import torch
 
-from sharp.plugins.ops.normalizers import Normalizer, normalize
-from sharp.plugins.ops.torch_attention import attention
+from sharp.plugins.op.normalizers import Normalizer, normalize
+from sharp.plugins.op.torch_attention import attention
 from tests.plugins.conformance import attention_cases
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, make_case, run, run_reference
 
@@ -14,13 +14,13 @@ FEW = Shape(sequences=((40, 1), (0, 7)), kv_heads=1, group=2, head_dim=4, value_
 
 
 def formula(logits: np.ndarray) -> np.ndarray:
-    """The equation as it is printed, which overflows from 710 on."""
+    """Return softpick weights by the equation as printed, which overflows for logits of 710 and more."""
     parts = np.expm1(logits)
     return np.asarray(np.maximum(parts, 0) / np.abs(parts).sum())
 
 
 def with_logits(logits: np.ndarray) -> Case:
-    """One query whose logits are these, and whose output is its weights."""
+    """Return a case with one query that has `logits`, and whose output is its weights."""
     keys = len(logits)
     case = make_case("softpick", Shape(((keys - 1, 1),), 1, 1, 1, keys), scale=1.0)
     table, cache = case.inputs["block_table"], {name: case.inputs[name].copy() for name in ("key_cache", "value_cache")}
@@ -33,7 +33,7 @@ def with_logits(logits: np.ndarray) -> Case:
 
 
 def all_weights(logits: np.ndarray) -> dict[str, np.ndarray]:
-    """By every implementation."""
+    """Return the weights of `logits` by every implementation."""
     case = with_logits(logits)
     weights = {name: run(case, kernel=name == "kernel").output.ravel() for name in ("kernel", "body")}
     rows = torch.tensor(logits, dtype=torch.float32).view(1, 1, 1, -1)
@@ -111,5 +111,5 @@ def test_a_sink_is_a_key_without_value(sink: float) -> None:
             attention_cases.run(contiguous, kernel=kernel), attention_cases.run_reference(contiguous), contiguous
         )
     np.testing.assert_array_equal(expected.stats[..., :4], without.stats)
-    if sink in (-np.inf, 0.0):  # e^0 - 1 is 0
+    if sink in (-np.inf, 0.0):  # such a sink adds |e^0 - 1| = 0 to the sum, or is absent
         np.testing.assert_allclose(expected.output, without.output, rtol=1e-12, atol=1e-14)

@@ -1,4 +1,4 @@
-"""`torch.ops.sharp.paged_attention`: the reference's numbers, and an export that every runtime can load."""
+"""`torch.ops.sharp.paged_attention` agrees with the reference, and its export loads in every runtime."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 
+from sharp.core.errors import InputError
 from sharp.plugins import library_path
-from sharp.plugins.errors import InputError
-from sharp.plugins.ops.function_body import attach_function
-from sharp.plugins.ops.reference import AttentionOutput
-from sharp.plugins.ops.schema import DOMAIN, NORMALIZERS
-from sharp.plugins.ops.torch_paged_attention import onnx_translation_table, paged_attention
+from sharp.plugins.op.function_body import attach_function
+from sharp.plugins.op.reference import AttentionOutput
+from sharp.plugins.op.schema import DOMAIN, NORMALIZERS
+from sharp.plugins.op.torch_paged_attention import onnx_translation_table, paged_attention
 from tests.marks import full
 from tests.plugins.conformance.cases import Case, Shape, assert_agrees, cases, make_case, run_reference
 
@@ -59,7 +59,7 @@ def test_bad_attributes(attributes: dict[str, Any], message: str) -> None:
 
 
 class TwoLayers(torch.nn.Module):
-    """Two calls that update one cache one after the other, the second with a window."""
+    """Two calls that update the same cache one after the other, the second with a window."""
 
     def __init__(self, normalizer: str) -> None:
         super().__init__()
@@ -91,7 +91,9 @@ def _arguments(sequences: tuple[tuple[int, int], ...], seed: int) -> tuple[torch
     return torch.randn(tokens, 64), *(torch.tensor(np.nan_to_num(case.inputs[name])) for name in names)
 
 
-@pytest.mark.parametrize("normalizer", [one if one in ("ssa", "entmax") else full(one) for one in NORMALIZERS])
+@pytest.mark.parametrize(
+    "normalizer", [normalizer if normalizer in ("ssa", "entmax") else full(normalizer) for normalizer in NORMALIZERS]
+)
 def test_export_with_dynamic_shapes(normalizer: str) -> None:
     module = TwoLayers(normalizer).eval()
     dynamic = torch.export.Dim.DYNAMIC

@@ -1,7 +1,7 @@
-"""`python -m tests.plugins.conformance.write_data`: our ops' conformance data, in the form of ONNX's backend tests.
+"""`python -m tests.plugins.conformance.write_data`: write conformance data in the form of ONNX's backend tests.
 
 A folder holds `model.onnx`, one node with its function body, and `test_data_set_0/`: inputs, and outputs by the float64
-reference. `run_data.py` runs them without anything of ours.
+reference. `run_data.py` runs the data without any code of Sharp.
 """
 
 import shutil
@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from sharp.plugins.ops.schema import NORMALIZERS
+from sharp.plugins.op.schema import NORMALIZERS
 from tests.plugins.conformance import attention_cases, cases
 
 DATA = Path(__file__).parent / "data"
@@ -24,7 +24,7 @@ OPTIONS = {"softcap": 3.0, "window": 7, "alibi": True}
 
 
 def data() -> Iterator[tuple[str, onnx.ModelProto, list[np.ndarray], list[np.ndarray]]]:
-    """Name, model, inputs and outputs of every test."""
+    """Yield the name, model, inputs and outputs of every test."""
     for normalizer in NORMALIZERS:
         yield _paged(f"paged_attention_{normalizer}", cases.make_case(normalizer, PAGED))
         yield _attention(f"attention_{normalizer}", attention_cases.make_case(normalizer, CONCATENATING))
@@ -56,12 +56,12 @@ def _attention(
 
 
 def _float32(arrays: tuple[np.ndarray | None, ...]) -> list[np.ndarray]:
-    """The outputs; what an int8 cache would have beside it is None here."""
+    """Return the outputs as float32, without the missing scales of int8 caches, which are None."""
     return [array.astype(np.float32) for array in arrays if array is not None]
 
 
 def write(folder: Path) -> None:
-    """Write all tests into `folder`, in place of what is there."""
+    """Write all tests into `folder`, and remove its former content."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, model, inputs, outputs in data():
         tensors = folder / name / "test_data_set_0"

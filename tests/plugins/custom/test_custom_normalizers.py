@@ -1,4 +1,4 @@
-"""A normalizer of a user's: `sharp check-normalizer`, and everything that a norm of ours goes through."""
+"""A user's own normalizer passes `sharp check-normalizer` and every part of Sharp that built-in norms pass."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,12 +9,12 @@ import torch
 from click.testing import CliRunner
 
 import sharp
+from sharp.core.cli import main
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.models.normalized_attention import normalized_attention
-from sharp.plugins.cli import main
-from sharp.plugins.custom import normalizer as custom
 from sharp.plugins.custom.checks import run_checks
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
+from sharp.plugins.op import custom_normalizer as custom
 from sharp.serving.api.sampling_params import SamplingParams
 from sharp.serving.llm import LLM
 from tests.exporter.conftest import checkpoint, one_registry, one_trace, quick_tracing, sharp_export
@@ -72,6 +72,10 @@ def with_half_the_gradient(logits, visible):
     return torch.softmax((logits + logits.detach()).masked_fill(~visible, lowest) / 2, -1) * visible
 
 
+def without_a_message(logits, visible):
+    raise ValueError
+
+
 def other_body(op, logits, visible):
     return op("Where", visible, op("Relu", logits), 0.0)
 
@@ -84,9 +88,10 @@ def other_body(op, logits, visible):
         ({"weights": overflowing}, "huge logits"),
         ({"weights": with_half_the_gradient}, "gradients"),
         ({"weights": lambda logits, visible: -logits}, "weights"),
-        ({"weights": lambda logits, visible: logits.relu()}, "weights"),  # sparse, and does not say so
+        ({"weights": lambda logits, visible: logits.relu()}, "weights"),  # sparse, without saying so
         ({"weights": lambda logits, visible: logits.float()}, "weights"),
         ({"weights": lambda logits, visible: logits.sum(-1)}, "weights"),
+        ({"weights": without_a_message}, "weights"),
         ({"body": other_body}, "body of standard ops"),
         ({"body": lambda op, logits, visible: op("NoSuchOp", logits)}, "body of standard ops"),
         ({"body": lambda op, logits, visible: None}, "body of standard ops"),
@@ -94,8 +99,8 @@ def other_body(op, logits, visible):
     ],
 )
 def test_a_mistake_is_found(softmax1, change, fails):
-    found = [one for one in run_checks(replace(softmax1, **change)) if one.problem]
-    assert any(fails in one.name for one in found), found
+    found = [result for result in run_checks(replace(softmax1, **change)) if result.problem]
+    assert any(fails in check.name for check in found), found
 
 
 @pytest.mark.parametrize(

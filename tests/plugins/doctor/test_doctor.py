@@ -1,4 +1,4 @@
-"""`sharp doctor`: it sees what is right, what is wrong and what is not there, and its exit code says so."""
+"""`sharp doctor` says which backends agree, fail or are absent, and its exit code follows."""
 
 import json
 import subprocess
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from sharp.core.errors import SharpError
 from sharp.plugins.doctor import backends as ways
 from sharp.plugins.doctor import cli, diagnosis
-from sharp.plugins.doctor.backends import Backend, backends
+from sharp.plugins.doctor.backends import OpBackend, backends
 from sharp.plugins.doctor.case import Case, errors, limits, make_case
-from sharp.plugins.errors import SharpError
-from sharp.plugins.ops.reference import AttentionOutput
+from sharp.plugins.op.reference import AttentionOutput
 from tests.serving.backends.fake_tensorrt import FakeMachine
 
 CPU, STANDARD, CUDA, TRITON, TENSORRT = (backend.name for backend in backends())
@@ -27,7 +27,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def here() -> dict[str, dict]:
-    """What it says of this machine, by backend."""
+    """Return the doctor's findings on this machine, by backend."""
     result = run("--json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.output)
@@ -39,7 +39,7 @@ def here() -> dict[str, dict]:
 def test_the_cpu_agrees_with_the_reference(here: dict[str, dict]) -> None:
     assert here[CPU]["status"] == here[STANDARD]["status"] == "agrees"
     compared = [(each["dtype"], each["normalizer"]) for each in here[CPU]["comparisons"]]
-    normalizers = ["softmax", "ssa", "adaptive_softmax", "entmax"]
+    normalizers = ["softmax", "ssa", "adaptive_softmax", "entmax", "sigmoid", "relu", "relu2", "softpick"]
     assert compared == [(dtype, name) for dtype in ("float32", "float16", "int8", "fp8") for name in normalizers]
     for each in here[CPU]["comparisons"]:
         assert 0 < each["errors"]["output"] < each["limits"]["output"] < 3e-3
@@ -53,14 +53,14 @@ def test_what_is_absent_says_how_to_get_it(here: dict[str, dict]) -> None:
     assert {CUDA, TRITON, TENSORRT} <= set(here)
 
 
-def pretend(change: Callable[[AttentionOutput], AttentionOutput], name: str = "a backend") -> Backend:
-    """A backend that is right but for a change."""
+def pretend(change: Callable[[AttentionOutput], AttentionOutput], name: str = "a backend") -> OpBackend:
+    """Return a backend that computes the expected outputs and applies `change` to them."""
 
     def compute(case: Case) -> AttentionOutput:
         right = [np.array(array) for array in vars(case.expected).values() if array is not None]
         return change(AttentionOutput(*right))
 
-    return Backend(name, ("float16",), lambda: None, compute)
+    return OpBackend(name, ("float16",), lambda: None, compute)
 
 
 def spoil(field: str, index: tuple[int, ...], value: float) -> Callable[[AttentionOutput], AttentionOutput]:
@@ -106,7 +106,7 @@ def test_a_backend_that_fails_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(case: Case) -> AttentionOutput:
         raise RuntimeError("no kernel image\nand more")
 
-    monkeypatch.setattr(diagnosis, "backends", lambda: (Backend("a GPU", ("float16",), lambda: None, fail),))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (OpBackend("a GPU", ("float16",), lambda: None, fail),))
     result = run()
     assert (result.exit_code, "a GPU has failed: RuntimeError: no kernel image\n" in result.output) == (1, True)
     assert "Traceback" not in result.output
@@ -116,7 +116,7 @@ def test_an_instruction_set_that_the_processor_lacks_is_the_users_mistake(monkey
     def fail(case: Case) -> AttentionOutput:
         raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : SHARP_ISA is 'mmx'; this processor can run: avx2, baseline")
 
-    monkeypatch.setattr(diagnosis, "backends", lambda: (Backend("the CPU", ("float32",), lambda: None, fail),))
+    monkeypatch.setattr(diagnosis, "backends", lambda: (OpBackend("the CPU", ("float32",), lambda: None, fail),))
     result = run()
     assert result.exit_code == 2
     assert result.output.rstrip().endswith("Error: SHARP_ISA is 'mmx'; this processor can run: avx2, baseline")
@@ -146,7 +146,7 @@ def test_a_package_that_is_broken_has_failed(monkeypatch: pytest.MonkeyPatch) ->
     result = run()
     assert result.exit_code == 1
     assert "a GPU has failed: ImportError: libnvinfer.so.10: cannot open shared object file\n" in result.output
-    assert "agrees" in result.output  # the others are looked at all the same
+    assert "agrees" in result.output  # the doctor goes on to the other backends
 
 
 def test_nothing_there_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +167,8 @@ def test_tensorrt_builds_and_runs_an_engine(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ways, "find_device", lambda: None)
     found = diagnosis.diagnose(next(backend for backend in backends() if backend.name == TENSORRT))
     assert (found.status, found.reason) == ("agrees", "")
-    assert len(found.comparisons) == 8 and set(machine.features) == {("aliasing", True)}
-    # In place: the caches that come in are those that go out; and all memory was given back.
+    assert len(found.comparisons) == 2 * 8 and set(machine.features) == {("aliasing", True)}
+    # Caches are updated in place, and all memory is freed.
     for name in ("key_cache", "value_scale"):
         assert machine.addresses[name] == machine.addresses[f"{name}_out"] and not machine.memory
     machine.refuse = "build"
@@ -182,13 +182,13 @@ def test_the_case_has_work_of_every_kind() -> None:
     assert {1, 5, 40} <= set(new) and 300 in case.inputs["context_lens"]
     right = errors(case, AttentionOutput(*(array for array in vars(case.expected).values() if array is not None)))
     assert not any(right.values()) and right.keys() == limits(case).keys()
-    # Sparse, so that tiles without support are skipped; the same numbers in every run.
+    # The case is sparse, so that tiles without support are skipped. Its numbers are the same in every run.
     assert case.expected.stats[0, :, 1].mean() < 150
     np.testing.assert_array_equal(case.inputs["query"], make_case("entmax", "float16").inputs["query"])
 
 
 def test_without_onnx_it_still_describes_the_machine() -> None:
-    script = "import sys; sys.modules['onnx'] = None; from sharp.plugins.cli import main; main(['doctor', '--json'])"
+    script = "import sys; sys.modules['onnx'] = None; from sharp.core.cli import main; main(['doctor', '--json'])"
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     said = json.loads(finished.stdout)

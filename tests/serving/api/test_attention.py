@@ -1,4 +1,4 @@
-"""The entropies of tokens that a stream carries."""
+"""The entropies of tokens, as a stream carries them."""
 
 import numpy as np
 
@@ -6,8 +6,11 @@ from sharp.serving.api.attention import AttentionRows, TokenEntropies
 
 
 def test_what_a_message_waits_with_keeps_nothing_of_the_step():
-    """A reader that is slow held the statistics of every step that its tokens were a part of."""
-    stats = np.zeros((2, 64, 3, 4), np.float32)  # layers, tokens, heads, columns
+    """A message that waits to be sent keeps nothing of its step alive.
+
+    Once a slow reader held the statistics of every step that computed one of its tokens.
+    """
+    stats = np.zeros((2, 64, 3, 4), np.float32)  # [layers, tokens, heads, columns]
     stats[..., 0] = np.log(8)
     rows = AttentionRows(stats, np.arange(64)).of(slice(7, 9))
     found = TokenEntropies.of(rows)

@@ -1,6 +1,7 @@
-"""TensorRT and cuda-python over host memory: an engine is an ONNX model, which ONNX Runtime computes with our kernels.
+"""A fake of TensorRT and cuda-python over host memory.
 
-Like the real ones they work on addresses, check shapes against the profile in use, and copy on a stream.
+An engine is an ONNX model, which ONNX Runtime computes with our kernels. Like the real packages, the fakes work on
+addresses, check shapes against the profile in use, and copy on a stream.
 """
 
 import ctypes
@@ -15,9 +16,9 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from sharp.core.engine_manifest import ENGINE_FILE, EngineLimits, EngineManifest, manifest_path
+from sharp.core.manifest import read_manifest
 from sharp.plugins import library_path
-from sharp.plugins.engine_manifest import ENGINE_FILE, EngineLimits, EngineManifest, manifest_path
-from sharp.plugins.manifest import read_manifest
 from sharp.serving.backends.cache_size import tensors_of
 
 DTYPES = {
@@ -38,28 +39,29 @@ NUMPY = {
     "INT8": np.int8,
     "FP8": np.uint8,
 }
-E4M3 = 17  # ONNX's number of FLOAT8E4M3FN
+E4M3 = 17  # the number of FLOAT8E4M3FN in ONNX
 VERSION = "10.14.1"
 
 
 class FakeMachine:
-    """The two modules, and what was done with them."""
+    """The two fake modules, and a record of the calls to them."""
 
     def __init__(self) -> None:
-        self.loaded: list[str] = []  # plugin libraries
-        self.added: list[tuple[Path, int]] = []  # model folder whose kernels were added, number of the GPU
-        self.used: list[int] = []  # profile of every step
-        self.memory: dict[int, ctypes.Array] = {}  # by address
-        self.page_locked: dict[int, ctypes.Array] = {}  # memory of the host
-        self.addresses: dict[str, set[int]] = {}  # of every tensor in any step
-        self.features: list[tuple[str, bool]] = []  # that were requested of the builder
-        self.copied: list[tuple[bool, int]] = []  # to the host: whether into page-locked memory, bytes
-        self.refuse = ""  # what fails
+        self.loaded: list[str] = []  # paths of plugin libraries
+        # pairs of a model folder whose kernels were added and the number of the GPU
+        self.added: list[tuple[Path, int]] = []
+        self.used: list[int] = []  # the profile of every step
+        self.memory: dict[int, ctypes.Array] = {}  # memory of the device, by address
+        self.page_locked: dict[int, ctypes.Array] = {}  # memory of the host, by address
+        self.addresses: dict[str, set[int]] = {}  # the addresses of every tensor in all steps
+        self.features: list[tuple[str, bool]] = []  # requested of the builder
+        self.copied: list[tuple[bool, int]] = []  # copies to the host: (whether into page-locked memory, bytes)
+        self.refuse = ""  # the name of the call that fails
         self.profiles: list[dict] = []
-        self.devices: list[tuple[int, int]] = []  # thread, GPU that it chose
+        self.devices: list[tuple[int, int]] = []  # pairs of a thread and the GPU that it chose
 
     def install(self, monkeypatch) -> None:
-        """What `import tensorrt` and `from cuda.bindings import runtime` then find."""
+        """Install the fakes, so that `import tensorrt` and `from cuda.bindings import runtime` find them."""
         monkeypatch.setitem(sys.modules, "tensorrt", self.tensorrt())
         for name, module in self.cuda().items():
             monkeypatch.setitem(sys.modules, name, module)
@@ -129,7 +131,7 @@ class FakeMachine:
 
 
 class FakeBuilder:
-    """Its network is what the parser has read, and its engine that network in bytes."""
+    """A builder whose network is the model that the parser has read, and whose engine is that network in bytes."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -150,7 +152,7 @@ class FakeParser:
         self.network = network
 
     def parse(self, content):
-        """Like our plugin, the kernels in the engine then take `collect_stats` as int32."""
+        """Read a model, and change `collect_stats` to int32 as our plugin takes it, with a cast to bool."""
         model = onnx.load_from_string(content)
         [node] = model.graph.node
         place = list(node.input).index("collect_stats")
@@ -194,7 +196,8 @@ class FakeEngine:
 class FakeContext:
     def __init__(self, engine):
         self.engine, self.machine = engine, engine.machine
-        self.shapes = {name: value.shape for name, value in engine.inputs.items()}  # of inputs that do not vary
+        # only shapes of inputs without dynamic dimensions are final
+        self.shapes = {name: value.shape for name, value in engine.inputs.items()}
         self.addresses, self.profile = {}, None
 
     def set_optimization_profile_async(self, profile, stream):
@@ -243,7 +246,7 @@ class FakeContext:
 
 
 def write_engine(folder: Path, machine: FakeMachine, *, block: int, plugin: bool = True, **changes) -> None:
-    """The folder's model as an engine for 4 sequences, 16 tokens a step and 64 of context."""
+    """Write the folder's model as an engine for 4 sequences, 16 tokens per step and a context of 64 tokens."""
     content = (folder / "model.onnx").read_bytes()
     pages = 64 // block
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.errors import InputError, NotFoundError
-from sharp.serving.backends import Batch, load_backend
+from sharp.serving.backends import StepInputs, load_backend
 from sharp.serving.backends.cache_size import bytes_per_block, cache_blocks
 from sharp.serving.config import BackendConfig, EngineConfig, ServerConfig
 
@@ -18,7 +18,7 @@ def backend(counting):
 
 
 def decode(tokens, context, blocks, **changes):
-    """One sequence that computes `tokens` after `context` others."""
+    """Return a batch of one sequence that computes `tokens` after `context` earlier tokens."""
     positions = np.arange(context, context + len(tokens))
     batch = {
         "input_ids": np.array(tokens, np.int64),
@@ -30,7 +30,7 @@ def decode(tokens, context, blocks, **changes):
         "logits_indices": np.array([len(tokens) - 1]),
         "collect_stats": False,
     }
-    return Batch(**{**batch, **changes})
+    return StepInputs(**{**batch, **changes})
 
 
 def test_the_cache_keeps_what_earlier_steps_wrote(backend):
@@ -106,7 +106,8 @@ def test_key_screens_count_in_the_cache_size_where_the_backend_has_them(counting
     cache = manifest.cache.model_copy(update={"key_screens": (0,)})
     screened = manifest.model_copy(update={"cache": cache})
     both = bytes_per_block(screened)
-    assert both - without == manifest.kv_heads * 4 * (4 + 8)  # of 4 keys a head: a channel in a word of 4, and 8
+    # per head, 4 keys of one channel: a word of 4 bytes for the channel, and 8 bytes of scale and distance
+    assert both - without == manifest.kv_heads * 4 * (4 + 8)
     assert bytes_per_block(screened, screened=False) == without
     assert cache_blocks(screened, None, 100 * both, "cuda") == 90
     assert cache_blocks(screened, None, 100 * without, "cuda", screened=False) == 90

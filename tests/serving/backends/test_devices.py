@@ -1,12 +1,12 @@
-"""Which device a model runs on, decided on machines that have all, some or nothing of what a GPU needs."""
+"""The device of a model is chosen on machines that have all, some or nothing of what a GPU needs."""
 
 import logging
 
 import pytest
 from click.testing import CliRunner
 
-from sharp.plugins.errors import SharpError
-from sharp.plugins.manifest import read_manifest
+from sharp.core.errors import SharpError
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.errors import DeviceLostError, InputError
 from sharp.serving.backends import cuda_provider, load_backend
 from sharp.serving.backends import onnxruntime as onnxruntime_backend
@@ -26,7 +26,7 @@ def refuse(message):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with a GPU, less what is named."""
+    """Return a function that fakes a machine with a GPU, without the parts that its arguments name."""
 
     def has(*missing):
         providers = ["CPUExecutionProvider"] if "provider" in missing else [PROVIDER, "CPUExecutionProvider"]
@@ -78,7 +78,7 @@ def test_the_number_of_a_gpu_reaches_the_provider(counting, machine, monkeypatch
 def test_what_is_missing_is_said_and_auto_stays_on_the_cpu(machine, caplog, missing, words):
     machine(missing)
     assert choose_device("auto", True) == "cpu"
-    # A warning for those who have ONNX Runtime's package for GPUs; to others it is nothing new.
+    # Only users who have ONNX Runtime's package for GPUs are warned. Others do not expect a GPU.
     warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert [message.partition(":")[0] for message in warned] == ["the model runs on the CPU"] * (missing != "provider")
     with pytest.raises(InputError, match=f"--device cuda cannot be used: .*{words}"):
@@ -102,7 +102,7 @@ def test_products_of_float32_are_computed_in_float32(counting, machine, monkeypa
     monkeypatch.setattr(onnxruntime_backend.onnxruntime, "InferenceSession", session)
     with pytest.raises(InputError, match="there is no GPU here"):
         load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False, device="cuda"))
-    # TensorFloat-32 is ONNX Runtime's default; verification to 1e-4 would mean nothing.
+    # TensorFloat-32 is ONNX Runtime's default. With it, verification to 1e-4 would mean nothing.
     [(provider, options)] = requested
     assert (provider, options["use_tf32"]) == (PROVIDER, "0")
 
@@ -119,7 +119,7 @@ def test_only_an_error_that_the_device_repeats_loses_it():
 
 
 def test_a_provider_that_does_not_start_is_noticed(counting):
-    # ONNX Runtime warns and computes on the CPU.
+    # ONNX Runtime itself only warns, and computes on the CPU.
     backend = load_backend(counting, read_manifest(counting), BackendConfig(threads=1, kernels=False))
     assert backend.device == "cpu"
     with pytest.raises(InputError, match="could not start its CUDAExecutionProvider; its messages above"):

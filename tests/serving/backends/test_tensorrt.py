@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from sharp.plugins.engine_manifest import ENGINE_FILE, manifest_path
-from sharp.plugins.errors import SharpError
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.sampling import sample
+from sharp.core.engine_manifest import ENGINE_FILE, manifest_path
+from sharp.core.errors import SharpError
+from sharp.core.manifest import read_manifest
+from sharp.plugins.cpu.sampling import sample
 from sharp.serving import LLM, SamplingParams
 from sharp.serving.api.errors import DeviceLostError, EngineError, InputError
 from sharp.serving.backends import load_backend
@@ -47,14 +47,16 @@ PROMPTS = [[5, 9, 2, 40, 3, 8, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 200, 7, 31], [7], [
 def test_tokens_are_those_of_the_model(machine, folder, expected_hashing, plugin):
     write_engine(folder, machine, block=BLOCK, plugin=plugin)
     llm = LLM(folder, backend=BACKEND, engine=ENGINE)
-    machine.used.clear()  # of the first token, at start
+    machine.used.clear()  # the server's own first token at start also used a profile
     completions = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    assert [list(one.token_ids) for one in completions] == [expected_hashing(prompt, 8) for prompt in PROMPTS]
-    # Prompts run in the profile for every step, tokens alone in the one for decoding.
+    assert [list(completion.token_ids) for completion in completions] == [
+        expected_hashing(prompt, 8) for prompt in PROMPTS
+    ]
+    # Prompts run in profile 1, which fits every step. Decoding steps run in profile 0.
     assert machine.used[0] == 1 and machine.used[-1] == 0 and machine.used == sorted(machine.used, reverse=True)
     assert machine.loaded == (["/lib/tensorrt.so"] if plugin else [])
     assert machine.added == ([(folder, 0)] if plugin else [])
-    # In place under the plugin, which aliases; otherwise there are two caches that change places.
+    # The plugin aliases caches, so they are updated in place. Without the plugin, two caches are swapped in every step.
     for name in ("key_cache", "value_cache"):
         read, written = machine.addresses[f"{name}.0"], machine.addresses[f"{name}_out.0"]
         assert read == written and len(read) == (1 if plugin else 2)
@@ -64,7 +66,7 @@ def test_statistics_come_when_requested(machine, folder):
     write_engine(folder, machine, block=BLOCK)
     llm = LLM(folder, backend=BACKEND, engine=ENGINE)
     [completion] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4), attention=True)
-    # Uniform attention over the keys of each token, and half of it for the second head.
+    # Attention is uniform over the keys of each token. The second head has half of the entropy.
     assert completion.attention.normalized_entropy[0] == pytest.approx([1.0, 0.5], abs=1e-5)
 
 
@@ -181,7 +183,7 @@ def test_settings_of_the_other_backend_are_refused(machine, folder, flags):
 
 
 def test_the_fake_has_the_interface_of_the_real_package():
-    # TensorRT-RTX's Python package is made from the same source and can be installed anywhere.
+    # TensorRT-RTX's Python package is built from the same source, and can be installed anywhere.
     trt = pytest.importorskip("tensorrt_rtx_bindings", reason="the TensorRT-RTX bindings are not installed")
     pairs = ((FakeEngine, trt.ICudaEngine), (FakeContext, trt.IExecutionContext), (FakeBuilder, trt.Builder))
     for fake, real in pairs:
@@ -204,12 +206,12 @@ def test_logits_that_are_sampled_come_to_page_locked_memory_and_no_others(machin
 
 
 class HostSampler:
-    """Samples from the fake GPU's memory."""
+    """A sampler that reads logits from the fake GPU's memory."""
 
     def __init__(self, vocab, number, stream):
         assert stream == 55
         self.vocab = vocab
-        self.changed = []  # whether there were changes
+        self.changed = []  # for each call, whether logits were changed
 
     def sample(self, logits, indices, samplings, changes):
         memory = (ctypes.c_float * (len(indices) * self.vocab)).from_address(logits)
@@ -240,7 +242,7 @@ def test_tokens_are_sampled_where_the_logits_are(machine, folder, monkeypatch):
     monkeypatch.setattr("sharp.serving.backends.tensorrt.find_sampler", HostSampler)
     found, copied, last, sampler = completions()
     assert found == on_host
-    # Statistics, of 2 heads and 4 columns, still come; logits, of 257 tokens, where logprobs need them.
+    # Statistics (2 heads, 4 columns) are still copied. Logits (257 tokens) are copied only if logprobs need them.
     assert copied and all(size % (2 * 4 * 4) == 0 and size < 257 * 4 for size in copied)
     assert {257 * 4, 257 * 8} & with_logits
     assert {False, True} == set(sampler.changed) and len(last) == 6

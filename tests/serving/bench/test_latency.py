@@ -1,4 +1,4 @@
-"""`sharp bench latency`: which models and prompts it times, and what it prints."""
+"""`sharp bench latency` times the chosen models and prompts, and prints a table."""
 
 import json
 import string
@@ -6,7 +6,7 @@ import string
 import pytest
 from click.testing import CliRunner
 
-from sharp.plugins.cli import main
+from sharp.core.cli import main
 from sharp.serving.api.errors import InputError
 from sharp.serving.api.events import Delta
 from sharp.serving.bench import latency
@@ -48,7 +48,7 @@ def test_a_token_takes_time(counting):
 
 
 def test_every_step_computes_one_token(counting, monkeypatch):
-    """A text that repeats itself would get draft tokens."""
+    """Every timed step computes one token, because speculative decoding is off even for a text that repeats itself."""
     stream, pieces = LLM.stream, []
 
     def recorded(llm, prompt, params):

@@ -1,7 +1,8 @@
-"""`sharp plan` computes what its formula says, from what was measured where something was."""
+"""`sharp plan` computes its documented formula, from archived measurements where there are some."""
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -10,15 +11,23 @@ from click.testing import CliRunner
 
 from sharp.serving.api.errors import InputError
 from sharp.serving.capacity.cli import plan
-from sharp.serving.capacity.devices import read_devices
-from sharp.serving.capacity.plan import ENGINE_SECONDS, ENGINE_STREAMS, FORMULA, WEIGHT_BYTES, Load, Model, make_plan
+from sharp.serving.capacity.devices import find_device, read_devices
+from sharp.serving.capacity.plan import (
+    ENGINE_SECONDS,
+    ENGINE_STREAMS,
+    FORMULA,
+    WEIGHT_BYTES,
+    ExpectedLoad,
+    ModelFacts,
+    make_plan,
+)
 from sharp.serving.capacity.speed import Speed, speed_of
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 GENERATION = json.loads((RESULTS / "generation.json").read_text())
-MODEL = Model("m", 2_000_000_000, 1e9, 100_000.0, 16 * 16 * 128, 8192, "float16", None)
+MODEL = ModelFacts("m", 2_000_000_000, 1e9, 100_000.0, 16 * 16 * 128, 8192, "float16", None)
 SPEED = Speed(1e12, 1e14, measured=False, origin="")
-LOAD = Load(context=4096, completion_tokens=512, rate=100.0, max_sequences=64)
+LOAD = ExpectedLoad(context=4096, completion_tokens=512, rate=100.0, max_sequences=64)
 
 
 def run(folder, *options):
@@ -27,7 +36,7 @@ def run(folder, *options):
 
 def test_the_formula_in_numbers():
     made = make_plan(MODEL, LOAD, 40e9, SPEED, price=2.0)
-    assert made.batch == 64  # (36e9 - 2e9) / 409.6e6 would be 83
+    assert made.batch == 64  # the memory would allow (36e9 - 2e9) / 409.6e6 = 83
     assert made.cache_bytes == 64 * 4096 * 100_000
     step = (2e9 + 64 * 100_000 * (3584 + 256)) / 1e12 + 1.21e-3 * 4
     assert made.step_seconds == pytest.approx(step)
@@ -52,7 +61,8 @@ def test_memory_limits_the_batch_and_arithmetic_the_step():
 
 def test_more_load_never_needs_fewer_servers():
     servers = [
-        make_plan(MODEL, Load(4096, 512, rate, 64), 40e9, SPEED, None).servers for rate in (0.01, 1, 10, 100, 1000)
+        make_plan(MODEL, ExpectedLoad(4096, 512, rate, 64), 40e9, SPEED, None).servers
+        for rate in (0.01, 1, 10, 100, 1000)
     ]
     assert servers == sorted(servers)
     assert servers[0] == 1
@@ -62,8 +72,8 @@ def test_more_load_never_needs_fewer_servers():
 @pytest.mark.parametrize(
     ("load", "memory", "message"),
     [
-        (Load(8193, 512, 1, 64), 40e9, "context is 8193; m takes at most 8192"),
-        (Load(512, 512, 1, 64), 40e9, "completion_tokens is 512; it must be below the context, 512"),
+        (ExpectedLoad(8193, 512, 1, 64), 40e9, "context is 8193; m takes at most 8192"),
+        (ExpectedLoad(512, 512, 1, 64), 40e9, "completion_tokens is 512; it must be below the context, 512"),
         (LOAD, 2.5e9, "m does not fit: weights of 2.00 GB"),
     ],
 )
@@ -73,25 +83,28 @@ def test_what_cannot_be_is_one_sentence(load, memory, message):
 
 
 def test_what_was_measured_comes_out_again():
-    """SmolLM2 in float32 on the machine of our benchmarks: decoding and the first token, but for the engine's share."""
+    """The plan reproduces the archived decoding speed and first token of SmolLM2, apart from the engine's share."""
     plain = next(row for row in GENERATION["rows"] if row["runtime"] == "sharp float32")
     speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], "float32", None, RESULTS)
     assert speed.measured
     assert GENERATION["date"] in speed.origin
-    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 1.0, 0, 8192, "float32", None)
+    model = ModelFacts("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 1.0, 0, 8192, "float32", None)
     prompt, completion = GENERATION["prompt_tokens"], GENERATION["answer_tokens"]
-    made = make_plan(model, Load(prompt + completion, completion, 1.0, 1), 24e9, speed, None)
+    made = make_plan(model, ExpectedLoad(prompt + completion, completion, 1.0, 1), 24e9, speed, None)
     assert made.first_token_seconds * 1e3 == pytest.approx(plain["first_token_ms"])
     assert made.stream_tokens_per_second == pytest.approx(plain["decode_tokens_per_second"], rel=0.06)
 
 
 def test_a_step_of_many_streams_is_near_what_was_measured():
-    """bench/metrics.py measured a step of 16 streams of SmolLM2 that the numbers of one stream know nothing of."""
+    """The planned step of 16 streams is near the step that bench/metrics.py measured.
+
+    The plan uses measurements of one stream only.
+    """
     measured = json.loads((RESULTS / "metrics.json").read_text())
     plain = next(row for row in GENERATION["rows"] if row["runtime"] == "sharp float32")
     speed = speed_of("x86-2-cores", read_devices(None)["x86-2-cores"], "float32", None, RESULTS)
-    model = Model("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 46_080.0, 0, 8192, "float32", None)
-    made = make_plan(model, Load(measured["context"] + 1, 1, 1.0, measured["streams"]), 24e9, speed, None)
+    model = ModelFacts("smollm2", plain["weight_bytes"], plain["weight_bytes"] / 4, 46_080.0, 0, 8192, "float32", None)
+    made = make_plan(model, ExpectedLoad(measured["context"] + 1, 1, 1.0, measured["streams"]), 24e9, speed, None)
     planned = made.step_seconds * 1e3
     assert measured["row"]["step_ms"] < planned < 1.35 * measured["row"]["step_ms"]
     page = (RESULTS.parents[1] / "docs" / "deploy.md").read_text()
@@ -124,7 +137,7 @@ def test_what_was_not_measured_is_called_an_estimate(quantization):
     here = speed_of("x86-2-cores", devices["x86-2-cores"], "float32", quantization, RESULTS)
     assert here.measured
     assert not speed_of("x86-2-cores", devices["x86-2-cores"], "float32", quantization, None).measured
-    # Its file has float32 alone.
+    # The archived file of this machine has measurements of float32 only.
     assert speed_of("epyc-2-cores", devices["epyc-2-cores"], "float32", quantization, RESULTS).measured == (
         quantization is None
     )
@@ -135,6 +148,27 @@ def test_every_device_has_a_source_and_a_date():
         assert len(device.source) > 10, name
         assert len(device.date) == len("2026-11-21")
         assert device.price_per_hour is None
+
+
+def test_numbers_of_processors_are_those_of_their_cores_and_channels():
+    """The operations and the bandwidth of a processor are the products that its source states."""
+    sources = {
+        name: (
+            device,
+            re.search(
+                r"(\d+) cores x ([\d.]+) GHz x (\d+) operations, (\d+) channels x 8 bytes x DDR\d-(\d+)", device.source
+            ),
+        )
+        for name, device in read_devices(None).items()
+    }
+    processors = {name: (device, found) for name, (device, found) in sources.items() if found is not None}
+    assert {"epyc-9654", "xeon-8480+", "graviton4"} <= processors.keys()
+    for name, (device, found) in processors.items():
+        cores, gigahertz, operations, channels, transfers = map(float, found.groups())
+        assert device.tflops == pytest.approx(cores * gigahertz * operations / 1e3, rel=0.005), name
+        assert device.operations_per_second("float32") == device.tflops * 1e12
+        assert device.bandwidth_gb_s == pytest.approx(channels * 8 * transfers / 1e3)
+        assert device.memory_gb == 32 * channels
 
 
 def test_the_command(counting, tmp_path):
@@ -164,8 +198,8 @@ def test_a_key_screen_is_memory_of_each_token(counting, tmp_path):
     manifest["cache"]["key_screens"] = [0]
     file.write_text(json.dumps(manifest))
     options = ("--gpu", "l4", "--context", 128, "--completion-tokens", 64, "--rate", 4, "--json")
-    without, screened = (json.loads(run(one, *options).output)["model"] for one in (counting, folder))
-    # One channel: a word of 4 integers, scale and distance.
+    without, screened = (json.loads(run(model, *options).output)["model"] for model in (counting, folder))
+    # The screen of one channel has a word of 4 integers, a scale and a distance.
     assert screened["cache_bytes_per_token"] - without["cache_bytes_per_token"] == 4 + 8
 
 
@@ -224,3 +258,8 @@ def test_a_model_without_a_paged_cache_is_refused(counting, tmp_path):
     result = run(folder, "--gpu", "l4", "--context", 128, "--completion-tokens", 8, "--rate", 1)
     assert result.exit_code == 2
     assert "was exported with --cache contiguous" in result.output
+
+
+def test_a_device_is_found_whatever_the_case_of_its_name():
+    devices = {"MyGPU": read_devices(None)["h100-sxm"]}
+    assert find_device(devices, "mygpu")[0] == find_device(devices, "MyG")[0] == "MyGPU"

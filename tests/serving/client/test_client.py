@@ -1,4 +1,4 @@
-"""`sharp.client`: what `sharp.LLM` gives, from a server; and calls that are made again when the server says so."""
+"""`sharp.client` gives what `sharp.LLM` gives, from a server, and repeats calls when the server says so."""
 
 import asyncio
 import re
@@ -67,7 +67,7 @@ def client(address):
 
 
 def same(one, other):
-    """Equal in all but times and what the prefix cache had."""
+    """Assert that two completions are equal apart from times and hits of the prefix cache."""
     assert (one.text, one.token_ids, one.finish_reason, one.matched) == (
         other.text,
         other.token_ids,
@@ -86,7 +86,7 @@ def test_a_server_generates_what_the_model_does_in_this_process(client, counting
     expected = LLM(counting).generate("abcd", EVERYTHING, attention=True)[0]
     completion = client.generate("abcd", EVERYTHING, attention=True, cache_salt="fresh")
     same(completion, expected)
-    assert [one.token_ids for one in completion.others] == [one.token_ids for one in expected.others]
+    assert [other.token_ids for other in completion.others] == [other.token_ids for other in expected.others]
 
 
 def test_a_prompt_of_one_token_has_no_logprobs_and_not_none(client, counting):
@@ -193,7 +193,7 @@ def test_a_request_id_that_runs_already(connect, counting, steps):
 
 
 def test_a_full_queue_is_waited_for(connect, counting, steps):
-    """Eight clients, one place to run and one to wait: those that are refused come back when the server says."""
+    """Clients whose requests a full queue refuses try again when the server says, and all succeed."""
     address = connect(counting, engine=EngineConfig(max_sequences=1, max_waiting_requests=1)).address
     refused, first = [], SamplingParams(temperature=0, max_tokens=3)
 
@@ -215,7 +215,7 @@ def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(c
     step = Engine.step
 
     def slow(engine):
-        time.sleep(0.2)  # the first request runs 20 seconds
+        time.sleep(0.2)  # the first request takes 20 seconds
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", slow)
@@ -234,7 +234,10 @@ def test_without_attempts_a_full_queue_is_an_error_that_says_when_to_come_back(c
 
 
 def test_a_call_that_meets_a_closing_server_is_made_again(address):
-    """gRPC cancels what it has received and not handed over; without retries that is the caller's error."""
+    """A call that a closing server has received but not handled is repeated at another server.
+
+    gRPC cancels such a call. Without retries, the caller gets CANCELLED.
+    """
     with closing_server() as closing:
         both = f"ipv4:{closing},{address}"
 
@@ -250,7 +253,10 @@ def test_a_call_that_meets_a_closing_server_is_made_again(address):
 
 
 def test_a_stream_whose_server_is_lost_says_when_to_ask_again(address, steps):
-    """A connection that breaks: nobody is left to send RetryInfo."""
+    """A stream whose connection breaks ends with an error that says when to retry.
+
+    No server is left to send RetryInfo.
+    """
     ends = []
 
     def relay():
@@ -273,13 +279,13 @@ def test_a_stream_whose_server_is_lost_says_when_to_ask_again(address, steps):
 
 
 def forward(one, other):
-    with suppress(OSError):  # the test breaks it
+    with suppress(OSError):  # the test breaks the connection
         while received := one.recv(65536):
             other.sendall(received)
 
 
 def test_a_large_request_is_made_again():
-    """gRPC keeps 256 KiB of a call by default, and does not send again what it has not kept."""
+    """gRPC repeats a request of more than 256 KiB, the size up to which it keeps requests by default."""
     codes = iter([grpc.StatusCode.UNAVAILABLE, None])
 
     def handle(_request, context):
@@ -300,7 +306,7 @@ def test_a_large_request_is_made_again():
 
 @contextmanager
 def closing_server():
-    """The address of a gRPC server that receives calls for a second, handles none and closes."""
+    """Yield the address of a gRPC server that receives calls for a second, handles none, and closes."""
     ready = Queue()
 
     async def close():
@@ -308,7 +314,7 @@ def closing_server():
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         ready.put(port)
-        time.sleep(1)  # the loop is not free, so nothing is handed over
+        time.sleep(1)  # the blocked event loop hands over no call
         await server.stop(0)
 
     with ThreadPoolExecutor(1) as pool:

@@ -1,41 +1,41 @@
-"""The encoder's engine: which texts are computed together, who waits for whom, and what fails."""
+"""The encoder's engine: batches of texts, the order of requests, and failures."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.manifest import Manifest, Norm, SourceRecord
+from sharp.core.manifest import Manifest, Norm, SourceRecord
 from sharp.serving.api.encoding import EncodeRequest, TextTokens
 from sharp.serving.api.errors import AlreadyExistsError, DeviceLostError, EngineError, QueueFullError
 from sharp.serving.api.events import ComputedRows, Failed, Finished, FinishReason
-from sharp.serving.backends.encoder import EncoderOutput
+from sharp.serving.backends.rows import RowOutput
 from sharp.serving.config import EngineConfig
-from sharp.serving.encoder.batching import LEAST_TOKENS_SHARE, choose
-from sharp.serving.encoder.engine import EncoderEngine
+from sharp.serving.encoder.engine import LEAST_TOKENS_SHARE, EncoderEngine, choose
 from sharp.serving.engine.row_engine import RunningRequest, WaitingRow
 
 BAD, LOST = 66, 77
 
 
 class Backend:
-    """The hidden state of a token is (its id, its type); padding has NaN."""
+    """A backend whose hidden state of a token is (its id, its type), and NaN at padding."""
 
     device, kernels = "cpu", True
 
     def __init__(self):
         self.batches = []
 
-    def run(self, batch):
-        self.batches.append(batch.attention_mask.sum(1).tolist())
-        if (batch.input_ids == BAD).any():
+    def run(self, inputs, *, collect_stats):
+        token_ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        self.batches.append(mask.sum(1).tolist())
+        if (token_ids == BAD).any():
             raise RuntimeError("a kernel failed")
-        if (batch.input_ids == LOST).any():
+        if (token_ids == LOST).any():
             raise DeviceLostError("the GPU is lost")
-        values = np.stack([batch.input_ids, batch.token_type_ids], -1).astype(np.float32)
-        values[batch.attention_mask == 0] = np.nan
-        stats = np.ones((1, *batch.input_ids.shape, 2, 4), np.float32).swapaxes(2, 3) if batch.collect_stats else None
-        return EncoderOutput(values, stats)
+        values = np.stack([token_ids, inputs["token_type_ids"]], -1).astype(np.float32)
+        values[mask == 0] = np.nan
+        stats = np.ones((1, *token_ids.shape, 2, 4), np.float32).swapaxes(2, 3) if collect_stats else None
+        return RowOutput(values, stats)
 
 
 MANIFEST = Manifest(
@@ -61,12 +61,12 @@ def make_engine(pooling="mean", **config):
     return EncoderEngine(Backend(), MANIFEST, pooling, EngineConfig(**config))
 
 
-def request(name, *texts):
-    return EncodeRequest(name, tokens=tuple(TextTokens(ids) for ids in texts))
+def request(name, *texts, client=""):
+    return EncodeRequest(name, tokens=tuple(TextTokens(ids) for ids in texts), client=client)
 
 
 def run(engine):
-    """All events, by request, with the integrity of every step."""
+    """Run the engine to the end, check its integrity after every step, and return all events by request."""
     events = {}
     while engine.has_work:
         for event in engine.step():
@@ -133,7 +133,7 @@ def test_a_batch_that_fails_loses_its_requests_and_no_other():
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineError)
     assert rows(events["good"]) == [1]
-    assert engine.failed_steps == 0  # since the last one worked
+    assert engine.failed_steps == 0  # 0 because the last step worked
     reasons = [ended.reason for ended in engine.report().finished]
     assert reasons == ["error", "stop"]
 
@@ -151,9 +151,9 @@ def test_numbers_that_are_not_finite_fail_their_request_alone(monkeypatch):
     engine.add(request("b", [2]))
     compute = engine._backend.run
 
-    def overflowing(batch):
-        output = compute(batch)
-        output.values[batch.input_ids == 1] = np.inf
+    def overflowing(inputs, *, collect_stats):
+        output = compute(inputs, collect_stats=collect_stats)
+        output.values[inputs["input_ids"] == 1] = np.inf
         return output
 
     monkeypatch.setattr(engine._backend, "run", overflowing)
@@ -164,7 +164,7 @@ def test_numbers_that_are_not_finite_fail_their_request_alone(monkeypatch):
 
 def test_what_waits_is_bounded_by_requests_and_by_tokens():
     engine = make_engine(max_waiting_requests=2, max_waiting_tokens=10)
-    engine.add(request("a", [1] * 20))  # alone any request may wait
+    engine.add(request("a", [1] * 20))  # a request may wait whatever its size if no other request waits
     with pytest.raises(QueueFullError, match="20 prompt tokens wait already; the limit is 10"):
         engine.add(request("b", [1]))
     engine = make_engine(max_waiting_requests=2)
@@ -174,6 +174,34 @@ def test_what_waits_is_bounded_by_requests_and_by_tokens():
     engine.add(request("b", [1]))
     with pytest.raises(QueueFullError, match="2 sequences wait already"):
         engine.add(request("c", [1]))
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_a_client_with_many_requests_delays_another_one_by_one_batch(fair):
+    engine = make_engine(max_batch_tokens=10, max_sequences=1, fair_shares=fair)
+    for number in range(30):
+        engine.add(request(f"greedy {number}", [1] * 10, client="greedy"))
+    engine.step()
+    for number in range(10):
+        engine.add(request(f"honest {number}", [2] * 10, client="honest"))
+    ended = [name.split()[0] for name in run(engine)]
+    alternating = ["greedy", "honest"] * 10 + ["greedy"] * 19
+    assert ended == (alternating if fair else ["greedy"] * 29 + ["honest"] * 10)
+
+
+def test_in_a_full_queue_the_client_that_waits_with_most_gives_way():
+    engine = make_engine(max_waiting_requests=3, max_batch_tokens=1, max_sequences=1)
+    for name in ("a", "b", "c"):
+        engine.add(request(name, [1], client="greedy"))
+    with pytest.raises(QueueFullError):
+        engine.add(request("d", [1], client="greedy"))
+    engine.add(request("e", [1], client="honest"))
+    with pytest.raises(QueueFullError):  # two of one client and one of the other wait: to change that helps nobody
+        engine.add(request("f", [1], client="honest"))
+    events = run(engine)
+    assert [type(event) for event in events["c"]] == [Failed]
+    assert isinstance(events["c"][0].error, QueueFullError)
+    assert {name for name, of in events.items() if isinstance(of[-1], Finished)} == {"a", "b", "e"}
 
 
 def test_the_report_has_tokens_padding_batches_and_statistics():

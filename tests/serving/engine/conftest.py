@@ -1,4 +1,4 @@
-"""A clock that tests move."""
+"""A clock that moves only when a test moves it."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only moves when told: `clock.now += seconds`."""
+    """Return a clock that only moves when told: `clock.now += seconds`."""
 
     class Clock:
         now = 100.0

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling: outputs stay as they are, and the backend works while steps are committed."""
+"""Asynchronous scheduling leaves outputs unchanged, and the backend works while steps are committed."""
 
 import gc
 import itertools
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.manifest import read_manifest
-from sharp.plugins.sampling import sample
+from sharp.core.manifest import read_manifest
+from sharp.plugins.cpu.sampling import sample
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import DeviceLostError
 from sharp.serving.api.events import Accepted, Delta, Failed, Finished
@@ -29,15 +29,15 @@ from sharp.serving.text.stop_condition import StopCondition
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY, prepared
 
-BLOCKS = 10  # of 4 tokens
+BLOCKS = 10  # blocks of 4 tokens
 ON = EngineConfig(
     max_batch_tokens=7, max_sequences=4, attention_interval=1, speculative_tokens=0, async_scheduling="on"
 )
-WAIT = 30  # seconds, of what comes at once
+WAIT = 30  # seconds to wait for events that come at once
 
 
 class SamplingModel:
-    """The tiny model, as a backend that samples itself."""
+    """The tiny model as a backend that samples tokens itself."""
 
     kernels, screened, device, limits = False, False, "cpu", None
 
@@ -45,7 +45,7 @@ class SamplingModel:
         self._backend = backend
         self.load, self.free_memory = backend.load, backend.free_memory
         self.allocate_cache = backend.allocate_cache
-        self.steps = []  # whether each was sampled here
+        self.steps = []  # for each step, whether the backend sampled
 
     def step(self, batch):
         self.steps.append(False)
@@ -84,16 +84,16 @@ def make(hashing, model, tokenizer):
 
 
 def run(engine, requests, steps=2000):
-    """The events of each sequence, where requests arrive and are aborted before certain steps; PromptComputed is of -1.
+    """Return the events of each sequence, with requests that arrive and are aborted before given steps.
 
-    Each look at the clock takes 0.2 ms.
+    Events PromptComputed have the index -1. Each look at the clock takes 0.2 ms.
     """
     looks = itertools.count()
     with mock.patch("time.perf_counter", lambda: next(looks) / 5000):
         try:
             return run_on_the_clock(engine, requests, steps)
         finally:
-            engine.close()  # others use the backend
+            engine.close()  # other tests use the backend
 
 
 def run_on_the_clock(engine, requests, steps):
@@ -121,18 +121,18 @@ def run_on_the_clock(engine, requests, steps):
 
 
 def completion(events):
-    """Tokens, text, logprobs and end of a sequence's events; its end is the last of them."""
+    """Return the tokens, text, logprobs and end of one sequence's events, the last of which is its end."""
     assert all(isinstance(event, Delta) for event in events[:-1])
     end = events[-1]
     assert isinstance(end, Finished)
     tokens = [token for event in events[:-1] for token in event.token_ids]
     text = "".join(event.text for event in events[:-1])
-    logprobs = [one for event in events[:-1] for one in event.logprobs or ()]
+    logprobs = [entry for event in events[:-1] for entry in event.logprobs or ()]
     return tokens, text, logprobs, (end.reason, end.matched, end.usage.completion_tokens)
 
 
 def completions(engine, requests):
-    """Those of all sequences."""
+    """Return the completion of every sequence."""
     return {key: completion(events) for key, events in run(engine, requests).items() if key[1] >= 0}
 
 
@@ -159,7 +159,7 @@ REQUEST = st.tuples(
         st.lists(st.integers(0, 255), max_size=6),
     ),
     PARAMS,
-    st.integers(0, 20),  # most new tokens
+    st.integers(0, 20),  # the limit of new tokens
     st.fixed_dictionaries(
         {
             "priority": st.sampled_from([0, 0, -1, 1]),
@@ -167,9 +167,9 @@ REQUEST = st.tuples(
             "attention": st.booleans(),
         }
     ),
-    st.sampled_from([None, None, None, "[a-f]*", "[0-9]{3}"]),  # guide
-    st.integers(0, 12),  # arrival
-    st.one_of(st.none(), st.none(), st.integers(0, 25)),  # abort
+    st.sampled_from([None, None, None, "[a-f]*", "[0-9]{3}"]),  # the guide
+    st.integers(0, 12),  # the step of arrival
+    st.one_of(st.none(), st.none(), st.integers(0, 25)),  # the step of the abort
 )
 CONFIG = st.builds(
     replace,
@@ -257,7 +257,7 @@ def test_a_lost_device_ends_the_engine(make, model, monkeypatch):
 
 
 class Gate:
-    """Lets a backend compute one step for each `open`."""
+    """A gate that lets a backend compute one step for each `open`."""
 
     def __init__(self, model, monkeypatch):
         self._step, self._may = model.step, threading.Semaphore(0)
@@ -289,7 +289,7 @@ def test_a_step_is_computed_while_the_one_before_is_committed(make, gate, expect
     gate.open()
     events = engine.step()
     gate.wait_for_step()
-    gate.wait_for_step()  # the second one runs, and its input is the token of the first
+    gate.wait_for_step()  # the second step runs, and its input is the token of the first
     [token] = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
     assert [token] == expected_hashing([5, 6, 7], 1) == gate.batches[1].input_ids.tolist()
     gate.open(9)
@@ -409,7 +409,7 @@ PLAIN = {
 def test_a_backend_that_samples_is_told_of_penalties_and_biases(make, model, name, config):
     params = SamplingParams(**{"seed": 5, "n": 2, **CHANGED[name]})
     requests = [(prepared("", prompt, params, 12), at, None) for at, prompt in enumerate(([5, 6, 5], [7], [9, 9]))]
-    requests += [(prepared("", [5, 6, 7, 5, 6], GREEDY, 9), 1, None)]  # speculation has drafts for it
+    requests += [(prepared("", [5, 6, 7, 5, 6], GREEDY, 9), 1, None)]  # a prompt that speculation can draft tokens for
     backend = SamplingModel(model)
     expected = completions(make(replace(ON, async_scheduling="off")), requests)
     assert completions(make(config, backend), requests) == expected
@@ -452,14 +452,14 @@ def test_auto_is_for_gpus(make, model, gate, monkeypatch, setting, device, ahead
 
 
 def submit(thread, name, prompt, count):
-    """Submit a request; the queue gets its events."""
+    """Submit a request, and return a queue that gets its events."""
     events = queue.Queue()
     thread.submit(prepared(name, prompt, GREEDY, count), events.put)
     return events
 
 
 def tokens_of(events):
-    """The tokens of a request, once it has ended."""
+    """Return the tokens of a request once it has ended."""
     tokens = []
     while not isinstance(event := events.get(timeout=WAIT), Finished | Failed):
         tokens += event.token_ids if isinstance(event, Delta) else ()
@@ -508,10 +508,10 @@ def test_requests_of_many_threads_that_come_and_go(make, start, expected_hashing
             found[number, turn] = tokens_of(events)
 
     clients = [threading.Thread(target=client, args=(number,)) for number in range(6)]
-    for one in clients:
-        one.start()
-    for one in clients:
-        one.join(WAIT)
+    for worker in clients:
+        worker.start()
+    for worker in clients:
+        worker.join(WAIT)
     assert len(found) == 36
     for (number, turn), tokens in found.items():
         expected = expected_hashing([number, turn, 9], 8)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.engine.block_manager import BlockHashes, BlockManager, first_hash
 
 
@@ -11,7 +11,7 @@ def hashes(token_ids, salt=b""):
 
 
 def hold(blocks, number, token_ids):
-    """What the engine does with a prompt: share what is there, compute the rest."""
+    """Share the cached blocks of a prompt, compute the rest, and return how many were shared, as the engine does."""
     chain = hashes(token_ids)
     shared = blocks.cached(chain)
     blocks.share(number, shared)
@@ -32,7 +32,7 @@ def test_a_second_sequence_holds_the_same_full_blocks():
     assert hold(blocks, 1, range(11)) == 0
     assert hold(blocks, 2, range(9)) == 2
     assert blocks.table(1)[:2].tolist() == blocks.table(2)[:2].tolist()
-    assert blocks.table(1)[2] != blocks.table(2)[2]  # not full: everyone has one of its own
+    assert blocks.table(1)[2] != blocks.table(2)[2]  # a block that is not full is never shared
     blocks.release(1)
     blocks.check_integrity()
     assert blocks.free == 5
@@ -46,7 +46,7 @@ def test_the_least_recently_used_content_goes_first_and_the_end_of_a_sequence_be
     blocks.release(1)
     hold(blocks, 2, range(100, 108))
     blocks.release(2)
-    blocks.grow(3, 4)  # takes the older sequence's second block
+    blocks.grow(3, 4)  # the third sequence takes the older sequence's second block
     assert len(blocks.cached(hashes(range(8)))) == 1
     assert len(blocks.cached(hashes(range(100, 108)))) == 2
     blocks.check_integrity()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import AlreadyExistsError, EngineError
 from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
@@ -20,12 +20,12 @@ from sharp.serving.engine.sequence import Sequence
 from sharp.serving.engine.speculation import PromptLookup
 from tests.serving.running_engine import prepared
 
-BLOCKS = 10  # of 4 tokens
+BLOCKS = 10  # blocks of 4 tokens
 LIMITS = EngineConfig(max_batch_tokens=7, max_sequences=4, attention_interval=1)
 
 
 class Harness:
-    """An engine that is checked after every step, and what came out of it."""
+    """An engine that is checked after every step, and a record of its events."""
 
     def __init__(self, backend, manifest, tokenizer=None, blocks=BLOCKS, config=LIMITS):
         self.engine = Engine(backend, manifest, tokenizer, blocks, config)
@@ -68,7 +68,7 @@ class Harness:
 
 
 def key(name, index):
-    """The first sequence has the name of its request."""
+    """Return a key for a sequence of a request; the first sequence has the name of its request."""
     return f"{name}/{index}" if index else name
 
 
@@ -80,7 +80,7 @@ def harness(hashing):
     return lambda **settings: Harness(backend, manifest, **settings)
 
 
-# Prompts share starts, so the prefix cache has something to find.
+# Prompts share their beginnings, so that the prefix cache has hits.
 STARTS = [np.random.default_rng(seed).integers(0, 256, 20).tolist() for seed in range(2)]
 PROMPT = st.builds(
     lambda start, cut, end: [*STARTS[start][:cut], *end][:20] or [7],
@@ -90,11 +90,11 @@ PROMPT = st.builds(
 )
 REQUEST = st.fixed_dictionaries(
     {
-        "arrival": st.integers(0, 12),  # the step before which it arrives
+        "arrival": st.integers(0, 12),  # the step before which the request arrives
         "prompt": PROMPT,
-        "count": st.integers(0, 20),  # most new tokens: 40 tokens with the prompt fill the cache exactly
+        "count": st.integers(0, 20),  # the limit of new tokens; with the prompt, 40 tokens fill the cache exactly
         "temperature": st.sampled_from([0, 0.7, 1.5]),
-        "abort": st.one_of(st.none(), st.none(), st.integers(0, 25)),  # the step before which it is aborted
+        "abort": st.one_of(st.none(), st.none(), st.integers(0, 25)),  # the step before which the request is aborted
         "priority": st.sampled_from([0, 0, -1, 1]),
         "cache_salt": st.sampled_from(["", "", "other"]),
         "n": st.sampled_from([1, 1, 1, 3]),
@@ -117,7 +117,11 @@ def params_of(request, number):
     st.integers(0, 6),
 )
 def test_tokens_are_the_same_alone_and_under_any_schedule(harness, requests, config, wrong):
-    """Draft tokens are right up to the one at `wrong`: without an oracle hardly any would be."""
+    """Tokens are the same for a request alone and under any schedule.
+
+    Draft tokens are right up to index `wrong`. They come from an oracle, because real drafts would hardly ever be
+    right.
+    """
     apart = [harness(config=replace(config, speculative_tokens=0)) for _ in requests]
     for number, (one, request) in enumerate(zip(apart, requests, strict=True)):
         one.add("alone", request["prompt"], request["count"], params_of(request, number))
@@ -139,7 +143,7 @@ def test_tokens_are_the_same_alone_and_under_any_schedule(harness, requests, con
 
 
 def check_schedule(harness, requests, config, apart):
-    """Tokens and statistics of requests under a schedule, beside those of engines `apart` that had one each."""
+    """Assert that requests under a schedule get the tokens and statistics of `apart`, engines with one request each."""
     together = harness(config=config)
     for step in range(30):
         for number, request in enumerate(requests):
@@ -167,8 +171,8 @@ def check_schedule(harness, requests, config, apart):
                 assert together.prompts[str(number)].logprobs == alone.prompts["alone"].logprobs
             rows += max(len(expected) - 1, 0)
     observed = sum(len(rows.positions) for report in together.reports for rows in report.attention)
-    # Every token is observed at most once, also when a preempted request computes it again, and exactly once where no
-    # request uses what another one computed.
+    # Every token is observed at most once, even if a preempted request computes the token again, and exactly once if no
+    # request uses blocks of another request.
     nothing_shared = not config.prefix_cache and all(request["abort"] is None for request in requests)
     assert observed == rows if nothing_shared else observed <= rows
 
@@ -194,7 +198,8 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode(harness):
     both.step()
     both.add("long", range(20), 1)
     both.step(3)
-    # A budget of 7: one token of the first and six of the second in every step, so 20 take four steps.
+    # The budget is 7: every step computes one token of the first request and six of the second, so 20 tokens take four
+    # steps.
     assert (len(both.tokens["decoding"]), len(both.tokens["long"])) == (4, 0)
     both.step()
     assert (len(both.tokens["decoding"]), len(both.tokens["long"])) == (5, 1)
@@ -246,7 +251,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(harness, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(some.engine._backend, "step", lambda batch: 1 / 0)
         some.step()
-    assert list(some.failed) == ["running", "waiting 0"]  # what the budget of 7 let in
+    assert list(some.failed) == ["running", "waiting 0"]  # the requests that the budget of 7 let in
     assert all(isinstance(error, EngineError) for error in some.failed.values())
     assert some.engine.blocks.free == BLOCKS
     some.run()
@@ -256,7 +261,10 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(harness, monkeypatch)
 
 
 def test_a_step_that_cannot_be_planned_loses_what_runs_and_nothing_else(harness, monkeypatch):
-    """Nobody knows who is to blame; what waits goes on."""
+    """If a step cannot be planned, the running requests fail and the waiting requests go on.
+
+    The error does not say which request caused it.
+    """
     several = harness(config=replace(LIMITS, max_sequences=2))
     for name in ("first", "second", "waiting"):
         several.add(name, [5, 6, 7], 4)
@@ -271,7 +279,10 @@ def test_a_step_that_cannot_be_planned_loses_what_runs_and_nothing_else(harness,
 
 
 def test_an_error_without_words_is_named(harness, monkeypatch):
-    """A client read "a step of the engine failed: ", and no more."""
+    """An error without a message is named by its type.
+
+    Once a client read "a step of the engine failed: " without a reason.
+    """
     some = harness()
     some.add("first", [5, 6, 7], 4)
     monkeypatch.setattr(some.engine._backend, "step", Mock(side_effect=MemoryError))
@@ -317,7 +328,7 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone(harness, monkeypatch)
 
 
 def test_steps_that_fail_in_a_row_are_counted_until_one_does_not(harness):
-    """Health looks at the number: a model that gives NaN to everybody is not served on."""
+    """Failed steps in a row are counted, because health fails for a model that gives NaN to every request."""
     run = harness()
     step = run.engine._backend.step
 

@@ -1,4 +1,4 @@
-"""The first token of a model, which the server computes for itself."""
+"""The server computes a first token at start, to check the model."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from sharp.plugins.errors import InputError
+from sharp.core.errors import InputError
 from sharp.serving.api.errors import DeviceLostError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 from sharp.serving.config import BackendConfig
@@ -18,7 +18,7 @@ BACKEND = BackendConfig(threads=1, kernels=False)
 
 
 def with_logits(folder: Path, number: float, place: slice) -> Path:
-    """The counting model, with a number added to some of its logits."""
+    """Write the counting model with `number` added to some of its logits, and return the folder."""
     write_folder(folder, hashing=0)
     model = onnx.load(folder / "model.onnx")
     for node in model.graph.node:
@@ -35,7 +35,10 @@ def with_logits(folder: Path, number: float, place: slice) -> Path:
     ("number", "place"), [(np.nan, slice(3, 4)), (np.inf, slice(3, 4)), (-np.inf, slice(None))], ids=str
 )
 def test_a_model_whose_first_token_is_not_finite_is_not_served(tmp_path: Path, number: float, place: slice):
-    """It started, said that it serves, and failed every request."""
+    """A model whose first token has NaN or infinite logits is not served.
+
+    Once it was served and failed every request.
+    """
     with pytest.raises(InputError, match="model gives logits that are not finite for its first token"):
         LLM(with_logits(tmp_path / "model", number, place), backend=BACKEND)
 
@@ -46,13 +49,15 @@ def test_tokens_that_a_model_hides_do_not_keep_it_from_serving(tmp_path: Path):
 
 
 def test_it_is_the_token_after_a_whole_prompt(tmp_path: Path, monkeypatch):
-    """A batch that the model is never given again would prove nothing."""
+    """The server computes the token after a whole prompt, a batch as the model gets in service."""
     batches, step = [], OnnxRuntimeBackend.step
     monkeypatch.setattr(OnnxRuntimeBackend, "step", lambda *given: batches.append(given[1]) or step(*given))
     write_folder(tmp_path / "model", hashing=0)
     LLM(tmp_path / "model", backend=BACKEND)
     [batch] = batches
-    assert batch.input_ids.tolist() == batch.positions.tolist() == batch.slot_mapping.tolist() == [0, 1, 2, 3]
+    # the prompt begins with the last token of the vocabulary, to check its embedding
+    assert batch.input_ids.tolist() == [256, 1, 2, 3]
+    assert batch.positions.tolist() == batch.slot_mapping.tolist() == [0, 1, 2, 3]
     assert (batch.query_start.tolist(), batch.logits_indices.tolist()) == ([0, 4], [3])
 
 

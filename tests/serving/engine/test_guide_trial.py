@@ -1,4 +1,4 @@
-"""The process that tries schemas and grammars: it ends with all that it began, and works where a server is large."""
+"""The process that compiles schemas and grammars on trial ends all it has begun, and works in large servers."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ def trial():
 
 
 def children(process):
-    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def runs(process):
@@ -50,19 +50,22 @@ def test_what_waits_when_the_server_ends_is_told_so_and_the_fork_ends(trial, mon
             errors.append(str(error))
 
     asking = [threading.Thread(target=ask) for _ in range(3)]
-    for one in asking:
-        one.start()
+    for thread in asking:
+        thread.start()
     wait_for(lambda: children(process))
     (fork,) = children(process)
     trial.end()
-    for one in asking:
-        one.join(20)
+    for thread in asking:
+        thread.join(20)
     assert errors == ["the server ends; ask another one"] * 3
     wait_for(lambda: not runs(process) and not runs(fork))
 
 
 def test_a_process_that_is_killed_under_a_schema_does_not_make_the_schema_wrong(trial, monkeypatch):
-    """The schema "took too long to compile" then, and was refused for as long as the server ran."""
+    """A killed process does not make its schema wrong.
+
+    Once the schema counted as too slow to compile, and was refused for as long as the server ran.
+    """
     monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
     monkeypatch.setattr(guide_trial, "SECONDS", 30)
     assert not trial.run("regex", "a+").error
@@ -87,11 +90,14 @@ def test_a_process_that_is_killed_under_a_schema_does_not_make_the_schema_wrong(
     assert not trial.run("regex", "b+").error
 
 
-@pytest.mark.parametrize("size", [10, 100_000])  # which fits into a pipe, and which does not
+@pytest.mark.parametrize("size", [10, 100_000])  # one size that fits into a pipe, and one that does not
 def test_a_process_that_is_stopped_is_given_up(trial, monkeypatch, size):
-    """A schema of more than 64 kB would have waited for ever, and all others behind it."""
+    """A stopped process is given up after a while.
+
+    Once a schema of more than 64 kB waited forever, and all requests behind it.
+    """
     assert not trial.run("regex", "a+").error
-    monkeypatch.setattr(guide_trial, "WALL_SECONDS", -0.8)  # and a second more
+    monkeypatch.setattr(guide_trial, "WALL_SECONDS", -0.8)  # the trial waits one second longer than this
     os.kill(trial._process.pid, signal.SIGSTOP)
     with pytest.raises(QueueFullError, match="the machine is too busy to compile it within"):
         trial.run("regex", "a" * size)
@@ -100,7 +106,10 @@ def test_a_process_that_is_stopped_is_given_up(trial, monkeypatch, size):
 
 
 def test_a_busy_machine_is_no_fault_of_a_schema(trial, monkeypatch):
-    """It was "more than 1 s", and kept as the error of the schema."""
+    """A busy machine does not make a schema wrong.
+
+    Once the schema was refused with "more than 1 s", and remained refused.
+    """
     monkeypatch.setattr(guide_trial, "SECONDS", 30)
     monkeypatch.setattr(guide_trial, "WALL_SECONDS", 0.05)
     monkeypatch.setattr(guide_trial, "MEMORY_BYTES", 2**30)
@@ -122,7 +131,7 @@ def test_limits_hold_where_the_signals_of_timers_are_blocked(trial, monkeypatch)
 def test_more_than_1024_open_files_do_not_matter(trial):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2000:
-        pytest.skip("this process may not have so many files")
+        pytest.skip("this process may not open that many files")
     with ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))

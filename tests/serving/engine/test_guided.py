@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from llguidance import LLParserLimits
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as FileTokenizer
 
 from sharp.serving import LLM, Guided, SamplingParams
 from sharp.serving.api.errors import FieldError, InputError
@@ -27,7 +29,8 @@ def complete(llm, prompt="a", **params):
 
 
 def test_greedy_takes_the_most_likely_token_that_is_allowed(llm):
-    # The model says "b" and counts on from there; "0" is the first of what is left where that is not allowed.
+    # The model writes "b" and counts on from there. Where the next letter is not allowed, "0" is the first of the
+    # allowed tokens.
     assert complete(llm, guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
 
 
@@ -119,7 +122,7 @@ def test_a_grammar_that_becomes_too_costly_fails_its_own_request(llm, monkeypatc
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Processor time, which a call of a guide takes so many seconds of."""
+    """Return a function that sets how many seconds of processor time each call of a guide takes."""
     counted = count()
 
     def take(seconds):
@@ -129,7 +132,7 @@ def clock(monkeypatch):
 
 
 def test_many_completions_of_a_costly_grammar_do_not_hold_up_a_step(llm, clock):
-    clock(0.003)  # less than one completion may take
+    clock(0.003)  # less than the limit for a completion alone
     with pytest.raises(InputError, match=r"cannot follow guided: .* the limit is 0.25 ms where all grammars of a step"):
         complete(llm, guided=Guided(regex="[b-y]*"), n=16)
     assert complete(llm, guided=Guided(regex="[b-y]*"), max_tokens=5).text == "bcdef"
@@ -138,7 +141,7 @@ def test_many_completions_of_a_costly_grammar_do_not_hold_up_a_step(llm, clock):
 def test_many_completions_of_a_usual_grammar_run_together(llm, clock):
     clock(0.0001)
     completion = complete(llm, guided=Guided(regex="[b-y]*"), n=16, max_tokens=40)
-    assert {completion.finish_reason, *(one.finish_reason for one in completion.others)} == {"length"}
+    assert {completion.finish_reason, *(other.finish_reason for other in completion.others)} == {"length"}
 
 
 @pytest.mark.parametrize(("seconds", "accepted"), [(0.0001, 4), (0.01, 1)])
@@ -158,9 +161,55 @@ def test_a_model_without_a_tokenizer_cannot_be_guided(ids_only):
         LLM(ids_only, backend=BACKEND).generate([[97]], SamplingParams(guided=Guided(regex="a")))
 
 
-def test_an_end_of_sequence_token_that_the_model_has_not_is_left_out(counting, tmp_path):
+def test_an_end_of_sequence_token_that_the_model_has_not_is_refused(counting, tmp_path):
     folder = Path(shutil.copytree(counting, tmp_path / "other"))
     manifest = json.loads((folder / "sharp.json").read_text())
     manifest["tokenizer"]["eos_token_ids"] = [300, 256]
     (folder / "sharp.json").write_text(json.dumps(manifest))
-    assert complete(LLM(folder, backend=BACKEND), guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
+    with pytest.raises(InputError, match="eos_token_ids has the token 300, but the model has tokens 0 to 256"):
+        LLM(folder, backend=BACKEND)
+
+
+@pytest.mark.parametrize("added", [AddedToken("<image>", special=True), AddedToken("<image>", special=False)])
+def test_tokens_that_the_model_has_not_leave_all_others_as_they_are(counting, tmp_path, caplog, added):
+    """Tokens of the tokenizer that the model lacks leave all other tokens usable.
+
+    Gemma 3 1B has one token more than embeddings. Once llguidance refused it, and the server ended.
+    """
+    folder = Path(shutil.copytree(counting, tmp_path / "other"))
+    tokenizer = FileTokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([added])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    llm = LLM(folder, backend=BACKEND)
+    assert "tokens beyond the 257 of the model" in caplog.text and "<image> (257)" in caplog.text
+    llm.model.guides.load()
+    assert llm.model.guides.available
+    assert complete(llm, guided=Guided(regex="[b-d]{3}[0-9]")).text == "bcd0"
+    with pytest.raises(FieldError, match="prompt has token id 257; counting has ids 0 to 256"):
+        llm.generate("a<image>b")
+
+
+def test_a_tokenizer_of_another_model_is_refused(counting, tmp_path):
+    folder = Path(shutil.copytree(counting, tmp_path / "other"))
+    words = {f"w{number}": number for number in range(300)}
+    FileTokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    with pytest.raises(InputError, match="has 300 tokens, but the model has 257; give the tokenizer that the model"):
+        LLM(folder, backend=BACKEND)
+
+
+def test_guides_are_off_where_the_library_cannot_use_the_tokenizer(counting, tmp_path, caplog):
+    """Guides are off if llguidance cannot use the tokenizer, because it knows byte-level tokenizers only.
+
+    Once the server ended with a traceback.
+    """
+    folder = Path(shutil.copytree(counting, tmp_path / "other"))
+    words = {chr(0x100 + number): number for number in range(257)}
+    FileTokenizer(models.WordLevel(words, unk_token=chr(0x100))).save(str(folder / "tokenizer.json"))
+    llm = LLM(folder, backend=BACKEND)
+    llm.model.guides.load()
+    assert "guided generation is off: llguidance cannot use the tokenizer of counting" in caplog.text
+    assert not llm.model.guides.available
+    for _ in range(2):
+        with pytest.raises(FieldError, match=r"guided is off: llguidance cannot use the tokenizer of counting \(can't"):
+            llm.generate([[97]], SamplingParams(guided=Guided(regex="a")))
+    assert llm.generate([[97]], SamplingParams(temperature=0, max_tokens=2))[0].token_ids == (98, 99)

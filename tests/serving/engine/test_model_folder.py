@@ -1,11 +1,13 @@
-"""What is refused before a request comes to the engine, at the very limits."""
+"""Requests beyond a limit are refused before they reach the engine; requests at the limit are accepted."""
+
+import hashlib
 
 import pytest
 from tokenizers import AddedToken
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving import LLM, Guided, SamplingParams
-from sharp.serving.api.errors import ContextLengthError, FieldError, UnavailableError
+from sharp.serving.api.errors import ContextLengthError, FieldError, InputError, UnavailableError
 from sharp.serving.api.request import GenerateRequest
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.guide import GuideCompiler
@@ -43,6 +45,17 @@ def test_the_cache_is_named_only_where_it_is_what_limits_a_prompt(counting, cach
     assert ("the server's cache has no room" in str(caught.value)) == (cache_tokens is not None)
 
 
+def test_a_folder_of_another_version_is_refused(counting):
+    whole = hashlib.sha256((counting / "sharp.json").read_bytes()).hexdigest()
+    for version in ("", whole[:12], whole):
+        LLM(counting, backend=BackendConfig(threads=1, kernels=False, model_version=version))
+    with pytest.raises(InputError, match=f"has the version {whole[:14]}, not 0123456789abcd; change model_version"):
+        LLM(counting, backend=BackendConfig(threads=1, kernels=False, model_version="0123456789abcd"))
+    for unusable in (whole[:11], whole + "0", "V" + whole[:12]):
+        with pytest.raises(InputError, match="it must be 12 to 64 of the hexadecimal digits"):
+            BackendConfig(model_version=unusable)
+
+
 def test_a_cache_salt_has_at_most_256_characters(prepare):
     prepare(GenerateRequest("a", cache_salt="s" * 256))
     with pytest.raises(FieldError, match="at most 256 characters"):
@@ -58,20 +71,26 @@ def test_a_priority_is_a_number_of_32_bits(prepare):
 
 
 def test_the_vocabulary_for_guides_is_made_before_the_first_of_them(counting):
-    """It takes a second, which the other requests would wait."""
+    """The vocabulary for guides is made at start.
+
+    It takes a second, for which other requests would wait at the first guide.
+    """
     model = LLM(counting, backend=BACKEND).model
     guides = GuideCompiler(read_manifest(counting), model.tokenizer)
     guides.load()
     assert guides._vocabulary is not None
     guides.end()
     without = GuideCompiler(read_manifest(counting), None)
-    without.load()  # nothing to make, and nothing is wrong
+    without.load()  # there is nothing to load, and that is no error
     with pytest.raises(FieldError, match="has no tokenizer"):
         without.compile(Guided(regex="a"))
 
 
 def test_tokens_that_are_written_like_tags_are_known_but_for_those_that_end(counting, tmp_path):
-    """A tool call can begin with `<call>`; the end of the text is the guide's own."""
+    """Tokens that are written like tags are known to guides, but tokens that end a text are not.
+
+    A tool call can begin with `<call>`. The guide itself handles the end of the text.
+    """
     manifest = read_manifest(counting)
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken("<call>", special=False), AddedToken("<end>", special=False)])

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.sampling import NO_TOKEN
+from sharp.plugins.cpu.sampling import NO_TOKEN
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api.guided import Guided
 from sharp.serving.engine.block_manager import BlockHashes
 from sharp.serving.engine.logprobs import token_logprobs
-from sharp.serving.engine.sampler import Sampling, SamplingRow, apply, sample
+from sharp.serving.engine.sampler import SamplingRow, StepSampling, apply, sample
 from sharp.serving.engine.sequence import Sequence
 from sharp.serving.text.stop_condition import StopCondition
 from tests.serving.running_engine import prepared
@@ -21,16 +21,16 @@ DRAWS = 4000
 
 
 def sequence(prompt=(0,), eos=(), **params):
-    """A sequence that is about to get its first token."""
+    """Return a sequence that is about to get its first token."""
     request = prepared("a", prompt, SamplingParams(**params), 100)
     stop = StopCondition(request.params, None, eos, request.prompt_ids[-1])
     return Sequence(request, 0, 0, BlockHashes(b"", 4), stop)
 
 
 def shares(**params) -> np.ndarray:
-    """How often each token is sampled."""
+    """Return the share of draws in which each token is sampled."""
     rows = [SamplingRow(sequence(seed=seed, **params)) for seed in range(DRAWS)]
-    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), Sampling.of(rows))
+    sampled = sample(np.tile(LOGITS, (DRAWS, 1)), StepSampling.of(rows))
     return np.bincount(sampled, minlength=5) / DRAWS
 
 
@@ -42,7 +42,8 @@ def shares(**params) -> np.ndarray:
         ({"top_k": 2}, [4 / 7, 0, 3 / 7, 0, 0]),
         ({"top_p": 0.6}, [4 / 7, 0, 3 / 7, 0, 0]),
         ({"top_p": 0.75}, [4 / 9, 0, 3 / 9, 2 / 9, 0]),
-        ({"top_k": 3, "top_p": 0.5}, [4 / 7, 0, 3 / 7, 0, 0]),  # of 0.9 the first has 0.44
+        # after top-k, the first token has 0.4 of 0.9, which is less than top_p
+        ({"top_k": 3, "top_p": 0.5}, [4 / 7, 0, 3 / 7, 0, 0]),
         ({"top_k": 1}, [1, 0, 0, 0, 0]),
         ({"top_p": 1e-9}, [1, 0, 0, 0, 0]),
         ({"top_k": 100}, [0.4, 0.05, 0.3, 0.2, 0.05]),
@@ -54,7 +55,7 @@ def shares(**params) -> np.ndarray:
     ],
 )
 def test_distribution(params, expected):
-    # Five standard deviations of a share of 4000 draws.
+    # The tolerance is five standard deviations of a share of 4000 draws.
     found = shares(**params)
     np.testing.assert_allclose(found, expected, atol=5 * 0.5 / DRAWS**0.5)
     assert (found[np.array(expected) == 0] == 0).all()
@@ -84,7 +85,8 @@ def test_a_sequence_gets_the_same_tokens_alone_and_in_a_batch(params, vocab, see
         several = [sequence(eos=(5,), **params[row]) for row in rows]
         sampled = []
         for step in logits:
-            sampled.append(sample(step[rows], Sampling.of([SamplingRow(one) for one in several])).tolist())
+            rows_of_step = [SamplingRow(sequence) for sequence in several]
+            sampled.append(sample(step[rows], StepSampling.of(rows_of_step)).tolist())
             for one, token in zip(several, sampled[-1], strict=True):
                 one.append(token)
         return sampled
@@ -99,15 +101,15 @@ def test_a_token_behind_draft_tokens_is_sampled_as_if_they_had_been_sampled(para
     logits = np.random.default_rng(seed).normal(0, 3, (len(drafts) + 1, 40)).astype(np.float32)
     one, other = sequence(eos=(5,), **params), sequence(eos=(5,), **params)
     ahead = sample(
-        logits.copy(), Sampling.of([SamplingRow(one, tuple(drafts[:place])) for place in range(len(logits))])
+        logits.copy(), StepSampling.of([SamplingRow(one, tuple(drafts[:place])) for place in range(len(logits))])
     )
     for row, draft in zip(range(len(logits)), [*drafts, 0], strict=True):
-        assert sample(logits[row : row + 1].copy(), Sampling.of([SamplingRow(other)])).tolist() == [ahead[row]]
+        assert sample(logits[row : row + 1].copy(), StepSampling.of([SamplingRow(other)])).tolist() == [ahead[row]]
         other.append(draft)
 
 
 def by_definition(logits, temperature, top_k, top_p, min_p):
-    """The probabilities after top-k, top-p and min-p by sorting everything, in float64."""
+    """Return the probabilities after top-k, top-p and min-p by sorting all tokens, in float64."""
     weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
     order = np.argsort(-weights, kind="stable")
     kept = order[: top_k or len(order)]
@@ -132,8 +134,8 @@ def test_only_tokens_that_the_limits_keep_are_sampled(seed, spread, temperature,
     expected = by_definition(logits, temperature, top_k, top_p, min_p)
     params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     rows = [SamplingRow(sequence(seed=seed + number, **params)) for number in range(64)]
-    sampled = sample(np.tile(logits, (64, 1)), Sampling.of(rows))
-    # At a limit the last bit may decide: the share of what is next to it is all that may differ.
+    sampled = sample(np.tile(logits, (64, 1)), StepSampling.of(rows))
+    # At a limit the last bit may decide. Only the token next to the limit may differ.
     allowed = expected > 0
     allowed[np.argsort(-logits, kind="stable")[: allowed.sum() + 1]] = True
     assert allowed[sampled].all()
@@ -144,7 +146,7 @@ def test_penalties_by_their_formulas():
     one = sequence(prompt=(0, 1), temperature=0, repetition_penalty=2, presence_penalty=0.25, frequency_penalty=0.125)
     for token in (3, 3, 1):
         one.append(token)
-    # Repetition: prompt and completion. Presence and frequency: the completion only.
+    # The repetition penalty counts prompt and completion. The other two count only the completion.
     expected = [2 / 2, -2 * 2 - 0.25 - 0.125, 1, 1 / 2 - 0.25 - 2 * 0.125, 1]
     apply(logits, [SamplingRow(one)])
     np.testing.assert_allclose(logits[0], expected)
@@ -154,7 +156,7 @@ def test_penalties_by_their_formulas():
 def test_a_repetition_penalty_beyond_float32_leaves_logits_finite(penalty, best):
     logits = np.array([[2.0, 0.0, 1.0, -np.inf]], np.float32)
     assert sample(
-        logits, Sampling.of([SamplingRow(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))])
+        logits, StepSampling.of([SamplingRow(sequence(prompt=(0, 1, 3), temperature=0, repetition_penalty=penalty))])
     ).tolist() == [best]
 
 
@@ -162,7 +164,7 @@ def test_the_models_own_logits_stay_as_they_are_where_their_logprobs_are_request
     logits = np.array([[1.0, 2, 3], [3, 2, 1]], np.float32)
     before = logits.copy()
     biased = [sequence(temperature=0, logit_bias={0: 100}, logprobs=0), sequence(temperature=0, logit_bias={2: 100})]
-    assert sample(logits, Sampling.of([SamplingRow(one) for one in biased])).tolist() == [0, 2]
+    assert sample(logits, StepSampling.of([SamplingRow(sequence) for sequence in biased])).tolist() == [0, 2]
     np.testing.assert_array_equal(logits, before)
 
 
@@ -171,7 +173,7 @@ def test_min_tokens_keeps_the_end_away():
     one = sequence(temperature=0, min_tokens=2, eos=(0,), stop_token_ids=[2])
     tokens = []
     for _ in range(3):
-        tokens.append(int(sample(logits.copy(), Sampling.of([SamplingRow(one)]))[0]))
+        tokens.append(int(sample(logits.copy(), StepSampling.of([SamplingRow(one)]))[0]))
         one.append(tokens[-1])
     assert tokens == [1, 1, 0]
 
@@ -201,14 +203,14 @@ def test_logprobs_are_those_of_the_softmax(seed, vocab, top):
 
 
 def test_greedy_takes_the_first_of_equals():
-    assert sample(np.array([[1, 3, 3]], np.float32), Sampling.of([SamplingRow(sequence(temperature=0))])).tolist() == [
-        1
-    ]
+    sampling = StepSampling.of([SamplingRow(sequence(temperature=0))])
+    assert sample(np.array([[1, 3, 3]], np.float32), sampling).tolist() == [1]
 
 
 def test_masked_tokens_are_never_sampled():
     logits = np.tile(np.array([-np.inf, 0, -np.inf], np.float32), (200, 1))
-    assert set(sample(logits, Sampling.of([SamplingRow(sequence(seed=seed)) for seed in range(200)])).tolist()) == {1}
+    sampling = StepSampling.of([SamplingRow(sequence(seed=seed)) for seed in range(200)])
+    assert set(sample(logits, sampling).tolist()) == {1}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -216,7 +218,7 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(bad):
     logits = np.array([[0, bad], [0, 1]], np.float32)
     for temperature in (0.0, 1e-6):
         rows = [SamplingRow(sequence(temperature=temperature)) for _ in range(2)]
-        assert sample(logits, Sampling.of(rows)).tolist() == [NO_TOKEN, 1]
+        assert sample(logits, StepSampling.of(rows)).tolist() == [NO_TOKEN, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""Who computes when: chunks, priorities, shared prompts, limits of time and of the queue."""
+"""Scheduling: chunks, priorities, shared prompts, limits of time, and limits of the queue."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.errors import QueueFullError
 from sharp.serving.api.events import Delta, Failed, Finished, PromptComputed
@@ -27,7 +27,11 @@ def test_a_long_prompt_takes_small_chunks_while_others_decode_and_large_ones_alo
 
 
 def test_a_short_prompt_is_computed_beside_a_long_one(start_engine):
-    """Half of the budget is for short ones, also behind another long one; the other half is the first one's."""
+    """A short prompt is computed beside a long prompt.
+
+    Half of the budget is for short prompts, even behind another long prompt. The other half is for the first long
+    prompt.
+    """
     running = start_engine(prefill_chunk_tokens=4)
     running.add("decoding", [1], 30)
     running.step()
@@ -59,12 +63,12 @@ def test_short_prompts_share_a_step(start_engine):
 def test_few_completions_of_a_long_prompt_join_in_one_step(start_engine, monkeypatch):
     monkeypatch.setattr(scheduler, "MOST_JOINING_BLOCKS", 3)
     running = start_engine()
-    running.add("long", range(8), 20, SamplingParams(temperature=0, n=4))  # two blocks each
+    running.add("long", range(8), 20, SamplingParams(temperature=0, n=4))  # two blocks for each sequence
     joined = []
     for _ in range(4):
         running.step()
         joined.append(len(running.engine.scheduler.running))
-    assert joined == [1, 3, 4, 4]  # the first one reads the prompt
+    assert joined == [1, 3, 4, 4]  # the first sequence reads the prompt
     running.run()
     assert [running.tokens("long", index) for index in range(4)] == [running.tokens("long")] * 4
 
@@ -105,7 +109,7 @@ def test_a_preempted_request_computes_only_what_the_cache_lost(start_engine):
     running.step()
     running.add("high", [200], 1)
     running.run()
-    # Of the low one's 13 tokens three full blocks are still there.
+    # Three full blocks of the low request's 13 tokens are still cached.
     assert running.chunks() == [[12], [1], [1], [1], [1]]
 
 
@@ -115,9 +119,9 @@ def test_a_second_request_computes_only_what_is_new(start_engine):
     running.run()
     running.add("b", [*range(10), 77, 78], 1)
     running.run()
-    assert running.chunks() == [[11], [4]]  # two blocks of four are shared
-    assert [one.cached_tokens for one in running.of(PromptComputed)] == [0, 8]
-    assert [one.usage.cached_tokens for one in running.of(Finished)] == [0, 8]
+    assert running.chunks() == [[11], [4]]  # two blocks of four tokens are shared
+    assert [computed.cached_tokens for computed in running.of(PromptComputed)] == [0, 8]
+    assert [finished.usage.cached_tokens for finished in running.of(Finished)] == [0, 8]
     report = running.engine.report()
     assert (report.prefix_cache_queries, report.prefix_cache_hits) == (11 + 12, 8)
 
@@ -154,10 +158,10 @@ def test_n_sequences_compute_their_prompt_once(start_engine, prefix_cache):
     running = start_engine(prefix_cache=prefix_cache)
     running.add("a", range(10), 3, SamplingParams(n=3, seed=5))
     running.run()
-    # Ten tokens once, then for each other sequence the two that fill no block.
+    # The prompt's ten tokens are computed once. Every other sequence then computes the two tokens that fill no block.
     assert running.chunks()[:2] == [[10], [1, 2, 2]]
-    assert [(one.index, one.last) for one in running.of(Finished)] == [(0, False), (1, False), (2, True)]
-    assert [one.usage.completion_tokens for one in running.of(Finished)] == [3, 3, 3]
+    assert [(finished.index, finished.last) for finished in running.of(Finished)] == [(0, False), (1, False), (2, True)]
+    assert [finished.usage.completion_tokens for finished in running.of(Finished)] == [3, 3, 3]
     assert len(running.of(PromptComputed)) == 1
     assert running.engine.report().prompt_tokens == 10
 
@@ -176,10 +180,10 @@ def test_n_sequences_are_sampled_differently_and_repeatably(start_engine):
 def test_abort_ends_every_sequence(start_engine):
     running = start_engine()
     running.add("a", range(20), 9, SamplingParams(n=3))
-    running.step()  # the prompt is not done: two sequences wait for it
+    running.step()  # the prompt is not complete, so two sequences wait for it
     running.events += running.engine.abort("a")
     running.engine.check_integrity()
-    assert [(one.reason, one.index, one.last) for one in running.of(Finished)] == [
+    assert [(finished.reason, finished.index, finished.last) for finished in running.of(Finished)] == [
         ("cancelled", 0, False),
         ("cancelled", 1, False),
         ("cancelled", 2, True),
@@ -192,8 +196,8 @@ def test_abort_gives_the_text_that_was_held_back(start_engine):
     running.add("a", b"abc", 50, SamplingParams(temperature=0, stop=["fgh!"]))
     running.step(5)
     running.events += running.engine.abort("a")
-    assert "".join(one.text for one in running.of(Delta)) == "defgh"
-    assert [one.reason for one in running.of(Finished)] == ["cancelled"]
+    assert "".join(delta.text for delta in running.of(Delta)) == "defgh"
+    assert [finished.reason for finished in running.of(Finished)] == ["cancelled"]
 
 
 def test_one_sequence_that_fails_ends_its_request(start_engine, monkeypatch):
@@ -240,7 +244,7 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(start_engine, monkeypat
     monkeypatch.setattr(Tokenizer, "decode", break_on_c)
     running.run()
     assert running.order() == ["good"]
-    assert [str(one.error) for one in running.of(Failed, "bad")] == ["the request failed: division by zero"]
+    assert [str(failed.error) for failed in running.of(Failed, "bad")] == ["the request failed: division by zero"]
 
 
 @pytest.mark.parametrize("ending", ["abort", "time limit"])
@@ -257,7 +261,7 @@ def test_text_that_cannot_be_made_at_the_end_fails_its_request_alone(start_engin
             clock.now += 1
             running.step()
     running.run()
-    assert [str(one.error) for one in running.of(Failed)] == ["the request failed: division by zero"]
+    assert [str(failed.error) for failed in running.of(Failed)] == ["the request failed: division by zero"]
     assert running.tokens("b") == list(range(3, 12))
 
 
@@ -282,12 +286,15 @@ def test_the_time_limit_ends_a_completion_with_what_there_is(start_engine, clock
     running.step()
     (finished,) = running.of(Finished)
     assert (finished.reason, finished.usage.completion_tokens) == ("time_limit", 5)
-    assert "".join(one.text for one in running.of(Delta)) == "defgh"  # what was held back is shown
+    assert "".join(delta.text for delta in running.of(Delta)) == "defgh"  # the text that was held back is shown
     assert not running.engine.has_work
 
 
 def test_times_count_from_the_arrival_and_each_request_has_its_own(start_engine, clock):
-    """Queue, first token and whole request, in events and in the report, for one that waits and one that does not."""
+    """Durations count from the arrival of each request, in its events and in the report.
+
+    One request runs at once, and one waits.
+    """
     running = start_engine(max_sequences=1)
     running.add("first", [1], 2)
     clock.now += 1
@@ -296,16 +303,16 @@ def test_times_count_from_the_arrival_and_each_request_has_its_own(start_engine,
     for _ in range(4):
         running.step()
         clock.now += 4
-    times = {one.request_id: one.timing for one in running.of(Finished)}
+    times = {finished.request_id: finished.timing for finished in running.of(Finished)}
     assert {name: (one.queue, one.time_to_first_token, one.total) for name, one in times.items()} == {
         "first": (3, 3, 7),
         "waits": (10, 10, 14),
     }
     report = running.engine.report()
-    assert [(one.request_id, one.seconds) for one in report.queue] == [("first", 3), ("waits", 10)]
-    assert [(one.request_id, one.seconds) for one in report.first_token] == [("first", 3), ("waits", 10)]
-    assert [(one.request_id, one.seconds) for one in report.inter_token] == [("first", 4), ("waits", 4)]
-    assert [(one.request_id, one.seconds) for one in report.finished] == [("first", 7), ("waits", 14)]
+    assert [(duration.request_id, duration.seconds) for duration in report.queue] == [("first", 3), ("waits", 10)]
+    assert [(duration.request_id, duration.seconds) for duration in report.first_token] == [("first", 3), ("waits", 10)]
+    assert [(duration.request_id, duration.seconds) for duration in report.inter_token] == [("first", 4), ("waits", 4)]
+    assert [(duration.request_id, duration.seconds) for duration in report.finished] == [("first", 7), ("waits", 14)]
 
 
 def test_the_time_limit_counts_while_a_request_waits(start_engine, clock):
@@ -314,14 +321,17 @@ def test_the_time_limit_counts_while_a_request_waits(start_engine, clock):
     running.add("waits", [1], 9, SamplingParams(n=2, time_limit_ms=10))
     clock.now += 1
     running.step()
-    assert [(one.reason, one.last, one.timing.queue) for one in running.of(Finished)] == [
+    assert [(finished.reason, finished.last, finished.timing.queue) for finished in running.of(Finished)] == [
         ("time_limit", False, None),
         ("time_limit", True, None),
     ]
 
 
 def test_what_waits_of_a_request_that_began_counts_once_each(start_engine):
-    """Not as its `n` again: two of three sequences wait, so two more of four have room, and then none."""
+    """The waiting sequences of a request that began count once each in the queue's limit.
+
+    Two of three sequences wait, so two more of four have room, and then none.
+    """
     running = start_engine(max_sequences=1, max_waiting_requests=4)
     running.add("began", [1], 9, SamplingParams(temperature=0, n=3))
     running.step(2)
@@ -338,13 +348,13 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(start_engine, clock):
         running.add(str(number), [1], 1)
     with pytest.raises(QueueFullError, match=r"3 sequences wait .*; the limit is 3; try again in 1\.0 s") as caught:
         running.add("more", [1], 1)
-    assert caught.value.retry_after == 1  # nothing is known of the rate yet
+    assert caught.value.retry_after == 1  # the rate is not known yet
     clock.now += 4
-    running.step(3)  # one more was admitted
+    running.step(3)  # one more request was admitted
     running.add("fits", [1], 1)
     with pytest.raises(QueueFullError) as caught:
         running.add("too many", [1], 1, SamplingParams(n=4))
-    # Two in 4 s; of the three that wait and the four that would, four are too many.
+    # Two requests were admitted in 4 s. Three wait and four would join, which is four too many.
     assert caught.value.retry_after == 8
     running.run()
     assert len(running.of(Finished)) == 5
@@ -380,12 +390,14 @@ def test_prompt_logprobs_are_complete_whatever_the_chunks_and_the_cache(start_en
         running.add("a", prompt, 1, SamplingParams(temperature=0, prompt_logprobs=2))
         running.run()
         (computed,) = running.of(PromptComputed, "a")
-        assert [one.token_id for one in computed.logprobs] == prompt[1:]
+        assert [entry.token_id for entry in computed.logprobs] == prompt[1:]
         assert expected in (None, computed.logprobs)
         expected = computed.logprobs
     likely = np.log(np.exp(4) / (np.exp(4) + 256))  # the model counts, with a logit of 4
-    # Only 20 is not the one after its predecessor.
-    assert [one.logprob for one in expected] == pytest.approx([likely if t != 20 else likely - 4 for t in prompt[1:]])
+    # Only the token 20 does not follow its predecessor.
+    assert [entry.logprob for entry in expected] == pytest.approx(
+        [likely if t != 20 else likely - 4 for t in prompt[1:]]
+    )
     assert expected[4].top[0] == (10, pytest.approx(likely))
 
 
@@ -395,7 +407,7 @@ def test_logprobs_of_many_prompts_do_not_fill_the_memory(start_engine):
         running.add(str(number), range(number, number + 100), 1, SamplingParams(temperature=0, prompt_logprobs=0))
     running.run()
     assert max(len(batch.logits_indices) for batch in running.batches) <= 256 + 8
-    assert [len(one.logprobs) for one in running.of(PromptComputed)] == [99] * 8
+    assert [len(computed.logprobs) for computed in running.of(PromptComputed)] == [99] * 8
     assert [running.tokens(str(number)) for number in range(8)] == [[number + 100] for number in range(8)]
 
 

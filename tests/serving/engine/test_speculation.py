@@ -1,10 +1,10 @@
-"""Speculative decoding: which tokens are drafted, and that completions stay as they are."""
+"""Speculative decoding drafts tokens by looking up the prompt, and leaves completions unchanged."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving import SamplingParams
 from sharp.serving.api.events import Delta, Failed, Finished
 from sharp.serving.api.guided import Guided
@@ -16,7 +16,7 @@ from sharp.serving.engine.speculation import PromptLookup
 from sharp.serving.text.tokenizer import Tokenizer
 from tests.serving.running_engine import GREEDY
 
-COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so this goes on as before
+COUNTED = [*range(10, 30), *range(10, 14)]  # the tiny model counts, so it continues as the text did before
 
 
 def guide_of(folder, regex):
@@ -25,7 +25,7 @@ def guide_of(folder, regex):
 
 
 def by_definition(tokens, most):
-    """The longest match of the end, the latest of equals, and what followed it."""
+    """Return the tokens that followed the longest match of the text's end, or the latest of several longest."""
     best, following = 0, None
     for end in range(len(tokens) - 1):
         length = 0
@@ -54,9 +54,9 @@ def test_what_followed_the_longest_match_is_the_draft(prompt, completion, most):
     ("tokens", "draft"),
     [
         ([1, 2, 3, 4, 5, 1, 2, 3], [4, 5]),
-        ([1, 2, 3, 4, 5, 9, 3], []),  # one token that agrees means nothing
-        ([2, 3, 7, 2, 3, 8, 2, 3], [8]),  # the latest
-        ([1, 2, 3, 7, 2, 3, 8, 1, 2, 3], [7, 2]),  # but first the longest
+        ([1, 2, 3, 4, 5, 9, 3], []),  # a match of one token means nothing
+        ([2, 3, 7, 2, 3, 8, 2, 3], [8]),  # the latest match of a length counts
+        ([1, 2, 3, 7, 2, 3, 8, 1, 2, 3], [7, 2]),  # a longer match counts more than a later one
         ([5, 6, 5, 6, 5, 6, 5], [6, 5, 6, 5]),  # a loop goes on
         ([4], []),
     ],
@@ -70,11 +70,11 @@ def test_right_drafts_save_steps(start_engine):
     running.add("a", COUNTED, 12)
     running.run()
     assert running.tokens("a") == list(range(14, 26))
-    # The prompt, a token whose four drafts are right, the same, and the one that is left.
+    # The steps: the prompt, twice a token with four right drafts, and the one token that is left.
     assert running.chunks()[1:] == [[8], [5], [5], [1]]
     report = running.engine.report()
     assert (report.generated_tokens, report.draft_tokens, report.accepted_tokens) == (12, 8, 8)
-    assert [len(one.token_ids) for one in running.of(Delta)] == [1, 5, 5, 1]
+    assert [len(delta.token_ids) for delta in running.of(Delta)] == [1, 5, 5, 1]
     assert len(report.first_token) + len(report.inter_token) == 12
 
 
@@ -85,13 +85,13 @@ def test_the_time_of_a_step_is_shared_by_its_tokens(start_engine, clock):
         clock.now += 10
         running.step()
     report = running.engine.report()
-    assert [one.seconds for one in report.first_token] == [20]  # the prompt takes two steps
-    assert [one.seconds for one in report.inter_token] == [2] * 10 + [10]
+    assert [duration.seconds for duration in report.first_token] == [20]  # the prompt takes two steps
+    assert [duration.seconds for duration in report.inter_token] == [2] * 10 + [10]
 
 
 def test_wrong_drafts_cost_tokens_and_change_nothing(start_engine):
     running = start_engine(speculative_tokens=4)
-    running.add("a", [5, 6, 7, 9, 9, 5, 6], 6)  # 7 was followed by 9
+    running.add("a", [5, 6, 7, 9, 9, 5, 6], 6)  # the token 7 was followed by 9
     running.run()
     assert running.tokens("a") == list(range(7, 13))
     report = running.engine.report()
@@ -105,7 +105,7 @@ def test_a_stop_token_among_the_drafts_ends_the_completion(start_engine):
     assert running.tokens("a") == [14, 15, 16, 17, 18]
     (finished,) = running.of(Finished)
     assert (finished.reason, finished.matched) == ("stop", 18)
-    # The last token ends the completion: it is not computed.
+    # The last token ends the completion, so it is not computed.
     assert finished.attention.tokens == len(COUNTED) + 4
     assert sum(len(rows.positions) for rows in running.engine.report().attention) == len(COUNTED) + 4
 
@@ -116,10 +116,10 @@ def test_a_stop_string_among_the_drafts_ends_the_completion(start_engine):
     running.add("a", text, 12, SamplingParams(temperature=0, stop=("gh",)), attention=True)
     running.run()
     (finished,) = running.of(Finished)
-    assert "".join(one.text for one in running.of(Delta)) == "ef"
+    assert "".join(delta.text for delta in running.of(Delta)) == "ef"
     assert (finished.reason, finished.matched, finished.usage.completion_tokens) == ("stop", "gh", 4)
     report = running.engine.report()
-    # Draft tokens behind the end are no part of the completion.
+    # Draft tokens behind the end do not belong to the completion.
     assert report.accepted_tokens == 2
     assert finished.attention.tokens == sum(len(rows.positions) for rows in report.attention) == len(text) + 3
 
@@ -146,12 +146,12 @@ def test_what_depends_on_earlier_tokens_is_drafted_too(start_engine, params):
 
 
 def test_a_guided_completion_has_drafts_as_far_as_its_guide_goes(start_engine, counting):
-    # After "l" the guide wants "x" where the text went on with "m".
+    # After "l" the guide requires "x", where the text continued with "m".
     guide = guide_of(counting, "[e-l]{8}x[a-z]{3}")
     running = start_engine(speculative_tokens=8)
     running.add("a", [*b"abcdefghijklmnopqrstuv", *b"abcd"], 40, guide=guide)
     running.run()
-    assert "".join(one.text for one in running.of(Delta)) == "efghijklxyza"
+    assert "".join(delta.text for delta in running.of(Delta)) == "efghijklxyza"
     report = running.engine.report()
     assert report.accepted_tokens > 0
     assert running.of(Finished)[0].reason == "stop"
@@ -168,8 +168,8 @@ def test_drafts_are_shared_out_and_prompts_come_first(start_engine):
 
 
 def test_nobody_gives_up_blocks_for_a_draft(start_engine, monkeypatch):
-    monkeypatch.setattr(PromptLookup, "draft", lambda _history, most: [0] * most)  # all wrong
-    running = start_engine(blocks=7, speculative_tokens=8)  # of 4 tokens
+    monkeypatch.setattr(PromptLookup, "draft", lambda _history, most: [0] * most)  # all drafts are wrong
+    running = start_engine(blocks=7, speculative_tokens=8)  # blocks of 4 tokens
     running.add("a", [5] * 9, 12)
     running.add("b", [9] * 11, 3)
     running.run()
@@ -190,7 +190,10 @@ def test_a_guide_that_ends_inside_a_draft(start_engine, counting):
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_a_cache_with_scales_drafts_nothing_by_itself(counting, dtype):
-    """A draft token would round the tokens of its block anew, as they have one scale."""
+    """By default, a cache with scales has no draft tokens.
+
+    A block has one scale, so a draft token would round the other tokens of its block again.
+    """
     manifest = read_manifest(counting)
     backend = load_backend(counting, manifest, BackendConfig(threads=1, kernels=False))
     scaled = manifest.model_copy(update={"cache": manifest.cache.model_copy(update={"dtype": dtype})})
@@ -203,7 +206,7 @@ def test_logprobs_are_those_of_every_token(start_engine):
         running = start_engine(speculative_tokens=speculative_tokens)
         running.add("a", COUNTED, 12, SamplingParams(temperature=0, logprobs=2))
         running.run()
-        return [of_token for one in running.of(Delta) for of_token in one.logprobs]
+        return [of_token for delta in running.of(Delta) for of_token in delta.logprobs]
 
     assert logprobs(4) == logprobs(0)
     assert len(logprobs(4)) == 12
@@ -213,7 +216,7 @@ def test_a_sampled_completion_is_the_same(start_engine):
     def tokens(speculative_tokens):
         running = start_engine(speculative_tokens=speculative_tokens)
         for seed in range(4):
-            # Sharp enough that drafts are right now and then, and wrong as often.
+            # The temperature is so low that drafts are sometimes right, and wrong as often.
             running.add(str(seed), COUNTED, 40, SamplingParams(temperature=0.8, seed=seed, n=2))
         running.run()
         report = running.engine.report()

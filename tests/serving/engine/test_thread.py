@@ -1,4 +1,4 @@
-"""The engine's thread: what comes through its queue, and what it does when something is wrong."""
+"""The engine's thread handles what comes through its queue, and survives errors or ends as it should."""
 
 import queue
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def test_a_full_queue_is_an_event_with_a_time_to_come_back(start):
         thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id=name)), events.put)
     thread.start()
     seen = events_until(events, Failed, "c")
-    assert [one.request_id for one in seen if isinstance(one, Accepted)] == ["a", "b"]
+    assert [event.request_id for event in seen if isinstance(event, Accepted)] == ["a", "b"]
     assert isinstance(seen[-1].error, QueueFullError)
     assert seen[-1].error.retry_after > 0
 
@@ -57,7 +57,7 @@ def test_a_request_that_the_engine_cannot_take_fails_alone(start, monkeypatch):
         thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2), request_id=name)), events.put)
     thread.start()
     seen = events_until(events, Finished, "b")
-    assert [str(one.error) for one in seen if isinstance(one, Failed)] == ["the request failed: division by zero"]
+    assert [str(event.error) for event in seen if isinstance(event, Failed)] == ["the request failed: division by zero"]
 
 
 def test_a_lost_device_ends_the_engine_and_not_only_the_step(start, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_lost_device_ends_the_engine_and_not_only_the_step(start, monkeypatch)
     monkeypatch.setattr(engine._backend, "step", step)
     thread.start()
     thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=3), request_id="a")), events.put)
-    [failed] = [one for one in events_until(events, Failed, "a") if isinstance(one, Failed)]
+    [failed] = [event for event in events_until(events, Failed, "a") if isinstance(event, Failed)]
     thread.ended.result(10)
     thread.submit(model.prepare(GenerateRequest("a", SamplingParams(max_tokens=3), request_id="b")), events.put)
     [refused] = events_until(events, Failed, "b")
@@ -94,7 +94,7 @@ def test_every_sequence_of_a_request_arrives(start):
         elif isinstance(event, Delta):
             tokens[event.index] += event.token_ids
     assert tokens == {0: list(b"bcd"), 1: list(b"bcd")}
-    assert {one.index for one in finished} == {0, 1}
+    assert {end.index for end in finished} == {0, 1}
 
 
 def test_an_abort_whose_caller_gave_up_ends_the_request_and_not_the_engine(start):
@@ -102,18 +102,18 @@ def test_an_abort_whose_caller_gave_up_ends_the_request_and_not_the_engine(start
     events = queue.Queue()
     thread.submit(model.prepare(GenerateRequest("a", SamplingParams(temperature=0), request_id="a")), events.put)
     for name in ("a", "nobody"):
-        assert thread.abort(name).cancel()  # as a deadline of the call does
+        assert thread.abort(name).cancel()  # as the call's deadline does
     thread.submit(
         model.prepare(GenerateRequest("a", SamplingParams(max_tokens=2, temperature=0), request_id="b")), events.put
     )
     thread.start()
     seen = events_until(events, Finished, "b")
-    assert [one.reason for one in seen if isinstance(one, Finished)] == ["cancelled", "length"]
+    assert [event.reason for event in seen if isinstance(event, Finished)] == ["cancelled", "length"]
 
 
 def test_a_panic_ends_the_engine_and_leaves_nobody_waiting(start, monkeypatch):
     class Panic(BaseException):
-        """As Rust's, in Python."""
+        """An exception outside `Exception`, as a panic of Rust is in Python."""
 
     def panic():
         raise Panic

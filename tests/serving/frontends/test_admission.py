@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop: bounded, and no reason for a process to live on."""
+"""Threads for work that would block the event loop are bounded, and do not keep a process alive."""
 
 import asyncio
 import subprocess
@@ -34,6 +34,36 @@ def test_more_than_may_wait_is_refused_and_a_probe_is_not():
         free.set()
         assert await asyncio.gather(*jobs, probe) == [True] * 5 + ["probe"]
         assert await pool.run(lambda: 1) == 1
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_clients_are_served_in_rotation_and_a_full_queue_is_shared():
+    """Once a client that sent many requests made all others wait behind them, or get 429."""
+
+    async def run():
+        pool, free, done = Pool("parsed", 1, 4), threading.Event(), []
+
+        def job(name):
+            return lambda: done.append(name)
+
+        running = asyncio.ensure_future(pool.run(free.wait, "greedy"))
+        await asyncio.sleep(0.05)
+        greedy = [asyncio.ensure_future(pool.run(job(f"greedy {number}"), "greedy")) for number in range(4)]
+        await asyncio.sleep(0)
+        honest = asyncio.ensure_future(pool.run(job("honest"), "honest"))
+        other = asyncio.ensure_future(pool.run(job("other"), "other"))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await pool.run(job("more"), "honest")
+        for refused in greedy[2:]:
+            with pytest.raises(QueueFullError, match="4 requests wait to be parsed already"):
+                await refused
+        free.set()
+        await asyncio.gather(running, *greedy[:2], honest, other)
+        assert done == ["greedy 0", "honest", "other", "greedy 1"]
+        assert await pool.run(lambda: 1, "honest") == 1
         pool.close()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The server's event loop: large responses do not block it, and while it or the engine is busy health does not lie."""
+"""Large responses do not block the event loop, and health is right while the loop or the engine is busy."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 @pytest.fixture
 def started(start_server, counting, monkeypatch):
-    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe depends on an update just in time
+    monkeypatch.setattr(server, "HEALTH_SECONDS", 3600)  # so that no probe depends on an update that comes just in time
     return start_server(counting)
 
 
@@ -48,7 +48,7 @@ def ready(started, seconds=10):
 
 
 def http(started, seconds=10):
-    """The HTTP status of /health."""
+    """Return the HTTP status of /health."""
     try:
         with urllib.request.urlopen(f"http://{started.http_address}/health", timeout=seconds) as response:
             return response.status
@@ -89,7 +89,10 @@ def test_a_probe_tells_of_the_engine_as_it_is_now(started, monkeypatch):
 
 
 def test_a_probe_that_is_given_up_leaves_no_old_news():
-    """Its client's deadline can end it while a watcher is told."""
+    """A probe that its client gives up leaves no outdated status.
+
+    The client's deadline can end a probe while a watcher is being notified.
+    """
     service = SimpleNamespace(serving=True)
 
     async def ready():
@@ -129,12 +132,12 @@ def test_a_probe_that_is_given_up_leaves_no_old_news():
 
 
 MANY = 4000
-FEW = 8  # turns of a loop that is held up all the time; Python's threads switch every 5 ms
+FEW = 8  # turns of an event loop that is always busy; Python's threads switch every 5 ms
 LOGPROBS = (TokenLogprobs(97, -1.0, tuple((97 + place, -1.0) for place in range(20))),) * MANY
 
 
 def turns(work):
-    """How often the loop came round while `work` was done."""
+    """Return how many turns the event loop made while `work` was done."""
 
     async def run():
         count = 0

@@ -1,4 +1,7 @@
-"""Streams that clients cancel leave nothing: a handler that swallows its cancellation keeps its call, also in gRPC."""
+"""Streams that clients cancel leave no memory behind.
+
+A handler that swallows its cancellation would keep its call, also in gRPC.
+"""
 
 import os
 from pathlib import Path
@@ -11,7 +14,7 @@ from tests.serving.grpc_client import Client
 
 TOGETHER = 20
 ROUNDS = 15
-PADDING = "x" * 2**18  # in every request: 300 that are kept take some 235 MB
+PADDING = "x" * 2**18  # in every request; 300 requests that are kept would take some 235 MB
 MOST_GROWTH = 150 * 2**20
 
 
@@ -33,7 +36,7 @@ def test_the_memory_of_cancelled_streams_comes_back(start_server, counting, step
             assert stream.code() == grpc.StatusCode.CANCELLED
         wait_for(lambda: caplog.text.count("outcome=cancelled") == ended + TOGETHER)
 
-    for _ in range(3):  # what is allocated once and kept
+    for _ in range(3):  # warm up, so that memory that is allocated once does not count
         cancel_some()
     before = resident_bytes()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Responses over HTTP that are cut off: an error, not an end."""
+"""Responses over HTTP that the server cuts off end with an error, not as if complete."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ MESSAGE = "the server ended or the request was aborted before it was done; ask a
 
 
 def ask(started, stream, n=1):
-    """The error that ends a long completion."""
+    """Return the error that ends a long completion."""
     with (
         openai.OpenAI(base_url=f"http://{started.http_address}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.APIError) as caught,
@@ -46,7 +46,7 @@ def test_an_aborted_request(start_server, counting, steps, monkeypatch, caplog, 
         client.control.Abort(control_pb2.AbortRequest(request_id="mine-0"))
         client.channel.close()
         check(asked.result(10), stream)
-    wait_for(lambda: "outcome=cancelled" in caplog.text)  # not failed
+    wait_for(lambda: "outcome=cancelled" in caplog.text)  # cancelled, not failed
 
 
 def test_what_takes_longer_than_a_server_waits(counting, server_settings, steps):
@@ -55,7 +55,7 @@ def test_what_takes_longer_than_a_server_waits(counting, server_settings, steps)
             asked = [pool.submit(ask, started, stream) for stream in (False, True)]
             wait_for(lambda: any(sequences == 2 for sequences, _ in steps))
             stop()
-            return [one.result(10) for one in asked]
+            return [response.result(10) for response in asked]
 
     whole, streamed = serve_while(counting, server_settings, use)
     check(whole, stream=False)

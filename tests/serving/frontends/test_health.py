@@ -1,4 +1,4 @@
-"""Health goes the way of a request: it fails where no thread is free, the engine is stuck, or steps fail."""
+"""Health takes the path of a request: it fails if no thread is free, the engine is stuck, or steps fail."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from sharp.serving.frontends.health import MOST_FAILED_STEPS, Health
 
 
 def get(started, path):
-    """(status, reason) of a probe over HTTP."""
+    """Return the status and the reason of a probe over HTTP."""
     try:
         with urllib.request.urlopen(f"http://{started.http_address}{path}", timeout=20) as response:
             return response.status, ""
@@ -32,7 +32,7 @@ def get(started, path):
 
 
 def probes(started):
-    """(ready, live) over HTTP, which every other protocol must say too."""
+    """Return (ready, live) over HTTP, and assert that every other protocol says the same."""
     ready, live = get(started, "/health/ready")[0] == 200, get(started, "/health/live")[0] == 200
     assert (get(started, "/health")[0] == 200) == ready
     with grpc.insecure_channel(started.grpc_address) as channel:
@@ -71,7 +71,7 @@ def test_a_server_whose_threads_are_all_taken_is_not_ready_and_needs_no_restart_
         askers = [threading.Thread(target=lambda: statuses.append(complete(started))) for _ in range(2)]
         for asker in askers:
             asker.start()
-        while get(started, "/health/ready")[0] == 200:  # at most 0.2 s
+        while get(started, "/health/ready")[0] == 200:  # takes at most 0.2 s
             pass
         assert probes(started) == (False, True)
         assert get(started, "/health")[1].startswith("a request would have waited for a thread for ")
@@ -100,7 +100,7 @@ def test_where_requests_alone_fail_the_server_stays_and_where_a_probe_fails_too_
 
     monkeypatch.setattr(OnnxRuntimeBackend, "step", failing(lambda batch: 97 in batch.input_ids))
     assert [complete(started) for _ in range(MOST_FAILED_STEPS)] == [500] * MOST_FAILED_STEPS
-    assert probes(started) == (True, True)  # the probe has another token
+    assert probes(started) == (True, True)  # the probe's token is not 97
     monkeypatch.setattr(OnnxRuntimeBackend, "step", failing(lambda _: True))
     assert [complete(started) for _ in range(MOST_FAILED_STEPS)] == [500] * MOST_FAILED_STEPS
     assert probes(started) == (False, False)

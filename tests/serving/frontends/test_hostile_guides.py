@@ -1,4 +1,4 @@
-"""Schemas, expressions and grammars that take minutes or gigabytes to compile: refused, and nobody else notices."""
+"""Schemas, expressions and grammars that take minutes or gigabytes to compile are refused without harm to others."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def resident():
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """A busy machine, on which clients are told to come back, is not what is tested."""
+    """Make the trial wait longer than on a busy machine, where clients would be told to retry."""
     monkeypatch.setattr(guide_trial, "WALL_SECONDS", 30)
 
 
@@ -68,14 +68,15 @@ def test_it_is_refused_with_the_reason_and_again_at_once(ask, fields):
     assert resident() - before < MEMORY
     began = time.monotonic()
     assert ask(**guided(fields)) == (status, message)
-    assert time.monotonic() - began < 0.5  # known by now
+    assert time.monotonic() - began < 0.5  # the refusal is cached by now
 
 
 def test_eight_at_once_do_not_keep_others(ask):
     refused = []
 
     def attack(number):
-        schema = {**HOSTILE_SCHEMA, "title": str(number)}  # each another one: none is known from before
+        # a schema of its own for each request, so that none is cached
+        schema = {**HOSTILE_SCHEMA, "title": str(number)}
         refused.append(ask(60, **guided({"guided_json": schema}))[0])
 
     attackers = [threading.Thread(target=attack, args=(number,), daemon=True) for number in range(8)]

@@ -1,7 +1,9 @@
-"""What the checkpoint says of sampling holds where a request says nothing, by whatever way it comes."""
+"""The checkpoint's sampling applies in every protocol, wherever a request does not set its own."""
 
 import json
 import pickle
+import shutil
+import urllib.request
 from dataclasses import replace
 
 import grpc
@@ -9,14 +11,14 @@ import openai
 import pytest
 
 from sharp import LLM, SamplingParams
+from sharp.core.manifest import SamplingDefaults, read_manifest
 from sharp.kserve import grpc_service_pb2, grpc_service_pb2_grpc
-from sharp.plugins.manifest import Sampling, read_manifest
 from sharp.serving.client import Client
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.conftest import SETTINGS
 
-# Without it tokens are sampled: the counting model gives every other token one chance in 311.
-GREEDY = Sampling(top_k=1, repetition_penalty=1.25)
+# Without these settings tokens are sampled, and the counting model gives every wrong token one chance in 311.
+GREEDY = SamplingDefaults(top_k=1, repetition_penalty=1.25)
 SAMPLED = {"top_k": 0, "seed": 1}
 
 
@@ -50,7 +52,7 @@ def kserve(server, **fields):
     request = grpc_service_pb2.ModelInferRequest(model_name="greedy", inputs=inputs)
     with grpc.insecure_channel(server.grpc_address) as channel:
         response = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
-    return response.raw_output_contents[0][4:].decode().removeprefix("a")  # after its length and the prompt
+    return response.raw_output_contents[0][4:].decode().removeprefix("a")  # after the text's length and the prompt
 
 
 def python_client(server, **fields):
@@ -85,10 +87,28 @@ def test_without_a_server(folder):
 
 
 def test_what_counts_as_given():
-    """A copy with another seed has still said nothing of top-k, and one that was told the usual value has."""
+    """A parameter counts as given even with its usual value, and a copy with another seed gives no parameter more."""
     defaults = {"temperature": 0.5, "top_k": 3, "repetition_penalty": 1.25}
     params = pickle.loads(pickle.dumps(replace(SamplingParams(top_k=-1, repetition_penalty=None), seed=1)))
     found = params.with_defaults(defaults)
     assert (found.temperature, found.top_k, found.repetition_penalty, found.seed) == (0.5, 0, 1.25, 1)
     assert replace(params, temperature=1).with_defaults(defaults).temperature == 1
     assert found.with_defaults({"temperature": 2.0}) is found
+
+
+def test_the_page_shows_the_numbers_in_force(start_server, folder, server, server_settings):
+    manifest = read_manifest(folder)
+    copied = folder.with_name("told")
+    shutil.copytree(folder, copied)
+    told = SamplingDefaults(temperature=0.2, top_k=1)
+    manifest.model_copy(update={"sampling": told, "sampling_source": "--sampling"}).write(copied)
+    off = replace(server_settings.server, model_sampling=False)
+
+    def shown(started):
+        with urllib.request.urlopen(f"http://{started.http_address}/live", timeout=10) as response:
+            model = json.load(response)["model"]
+        return model["sampling"], model["sampling_source"]
+
+    assert shown(start_server(copied)) == ({"temperature": 0.2, "top_p": 1.0, "top_k": 1}, "--sampling")
+    assert shown(start_server(copied, server=off)) == ({"temperature": 1.0, "top_p": 1.0}, None)
+    assert shown(server) == ({"temperature": 1.0, "top_p": 1.0, "top_k": 1, "repetition_penalty": 1.25}, None)

@@ -1,4 +1,4 @@
-"""Clients that stop reading and keep their connection: what waits for them is bounded, in bytes and in time."""
+"""For clients that stop reading but keep their connection, the server holds a bounded number of bytes and seconds."""
 
 import json
 import re
@@ -18,12 +18,12 @@ from sharp.serving.frontends.grpc import inference
 from sharp.serving.frontends.grpc import status as grpc_status
 from sharp.serving.frontends.http import compact_json, openai_response, sending
 from sharp.serving.frontends.http import protocol as http_protocol
-from sharp.serving.frontends.kserve.outputs import Outputs
+from sharp.serving.frontends.kserve.text_inference import OutputTensors
 from sharp.v1 import control_pb2, inference_pb2
 from tests.serving.conftest import idle, wait_for
 from tests.serving.grpc_client import Client, status
 
-PADDING = "x" * 2**20  # beside every token: some of them fill what sockets and gRPC hold
+PADDING = "x" * 2**20  # added to every token, so that a few tokens fill the buffers of sockets and gRPC
 STOPPED = "outcome=error .*the request was stopped"
 
 
@@ -37,7 +37,7 @@ def start(start_server, counting, server_settings, steps, monkeypatch, caplog):
 
 
 def check_ended(steps, caplog, outcome):
-    """The request was stopped early and nothing runs, and its handler has ended: that writes the line."""
+    """Assert that the request was stopped early, that nothing runs, and that its handler wrote a line of the log."""
     wait_for(lambda: "outcome=" in caplog.text)
     assert re.search(outcome, caplog.text)
     assert idle(steps)
@@ -46,7 +46,7 @@ def check_ended(steps, caplog, outcome):
 
 @pytest.fixture
 def encrypted(tmp_path):
-    """Certificate and key, and how a client trusts them."""
+    """Return the server's certificate and key, and a client's context that trusts them."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(tmp_path / "key.pem")
@@ -75,9 +75,9 @@ def test_over_http_the_connection_is_cut(start, encrypted, steps, monkeypatch, c
         client = context.wrap_socket(plain, server_hostname=host) if tls else plain
         client.sendall((head + text).encode())
         check_ended(steps, caplog, STOPPED if stream else "outcome=length")
-        assert len(steps) < 30  # of 120
+        assert len(steps) < 30  # of 120 steps
         received = b""
-        with suppress(ssl.SSLEOFError):  # cut, and not closed
+        with suppress(ssl.SSLEOFError):  # the connection is cut, not closed
             while part := client.recv(2**20):
                 received = received[-10:] + part
         assert b"[DONE]" not in received
@@ -108,17 +108,17 @@ def test_over_grpc_the_handler_ends_and_the_status_comes_after_what_was_sent(sta
         return inference_pb2.GenerateResponse(delta=inference_pb2.TokenDelta(text=PADDING))
 
     monkeypatch.setattr(inference, "delta_message", padded)
-    monkeypatch.setattr(Outputs, "tensors", lambda *_: {"text_output": PADDING})
+    monkeypatch.setattr(OutputTensors, "tensors", lambda *_: {"text_output": PADDING})
     started = start()
     channel, stream = ask(started)
     next(stream)
     check_ended(steps, caplog, STOPPED)
-    assert len(steps) < 30  # of 120
+    assert len(steps) < 30  # of 120 steps
     assert status(lambda: list(stream)) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "the client read nothing for 0.5 s; the request was stopped",
     )
     client = Client(started.grpc_address)
-    assert client.control.GetLoad(control_pb2.GetLoadRequest()) == control_pb2.GetLoadResponse()  # no block is taken
+    assert client.control.GetLoad(control_pb2.GetLoadRequest()) == control_pb2.GetLoadResponse()  # no block is held
     client.channel.close()
     channel.close()

@@ -1,4 +1,4 @@
-"""What happens around the computation of attention rows: one at a time, ended in time, and refused with a sentence."""
+"""Attention rows are computed one at a time, ended in time, and refused with a sentence."""
 
 import asyncio
 import threading
@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from sharp.plugins.manifest import MANIFEST_FILE, read_manifest
+from sharp.core.manifest import MANIFEST_FILE, read_manifest
 from sharp.serving.api.errors import EngineError, InputError, QueueFullError, TimeLimitError, UnavailableError
+from sharp.serving.config import BackendConfig
 from sharp.serving.engine import attention_process
 from sharp.serving.engine.attention_process import AttentionProcess, TokenWeights
 from sharp.serving.frontends.token_attention import MOST_WAITING, TokenAttention
@@ -24,7 +25,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Put another program in the worker's place, which does something before it replies."""
+    """Return a function that puts another program in the worker's place, which runs `body` before it replies."""
 
     def put(body: str, reply: str = ROW) -> None:
         path = tmp_path / "program.py"
@@ -157,7 +158,7 @@ def test_one_row_is_computed_at_a_time_and_few_wait(counting, monkeypatch):
     monkeypatch.setattr(AttentionProcess, "row", row)
 
     async def ask() -> list:
-        attention = TokenAttention(counting, read_manifest(counting), "cpu", 2, kernels=True)
+        attention = TokenAttention(counting, read_manifest(counting), "cpu", BackendConfig(threads=2), kernels=True)
         asked = [asyncio.create_task(attention.row([1], 0, 0, 0)) for _ in range(1 + MOST_WAITING)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError, match=f"{MOST_WAITING} requests wait"):
@@ -175,7 +176,7 @@ def test_one_row_is_computed_at_a_time_and_few_wait(counting, monkeypatch):
     ("device", "kernels", "why"), [("cuda", True, "runs on a GPU"), ("cpu", False, "runs without them")]
 )
 def test_where_it_cannot_be_computed_a_sentence_says_so(counting, device, kernels, why):
-    attention = TokenAttention(counting, read_manifest(counting), device, 2, kernels=kernels)
+    attention = TokenAttention(counting, read_manifest(counting), device, BackendConfig(threads=2), kernels=kernels)
     assert why in attention.refusal
     with pytest.raises(InputError, match=why):
         asyncio.run(attention.row([1], 0, 0, 0))

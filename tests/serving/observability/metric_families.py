@@ -1,8 +1,10 @@
-"""Every metric of a server: the family's type, unit and labels. A counter's samples end with _total."""
+"""Every metric of a server, with the family's type, unit and labels. A counter's samples end with _total."""
 
 MODEL, LAYER, HEAD = ("model",), ("model", "layer"), ("model", "layer", "head")
 
 FAMILIES = {
+    "sharp_model_info": ("gauge", "", ("model", "version", "norm")),
+    "sharp_refusals": ("counter", "", ("model", "protocol", "status", "reason")),
     "sharp_requests_running": ("gauge", "", MODEL),
     "sharp_requests_waiting": ("gauge", "", MODEL),
     "sharp_requests": ("counter", "", ("model", "finish_reason")),
@@ -41,6 +43,9 @@ FAMILIES = {
     "sharp_attention_dispersion_context_tokens": ("gauge", "tokens", HEAD),
     "sharp_attention_most_dispersed_normalized_entropy": ("gauge", "", HEAD),
     "sharp_attention_drift_psi": ("gauge", "", HEAD),
+    "sharp_attention_heads": ("gauge", "", LAYER),
+    "sharp_attention_expected_normalized_entropy": ("gauge", "", HEAD),
+    "sharp_attention_expected_dispersed_heads": ("gauge", "", LAYER),
     "sharp_attention_dispersed_heads": ("gauge", "", LAYER),
     "sharp_attention_context_normalized_entropy": ("summary", "", ("model", "layer", "context")),
 }

@@ -1,4 +1,4 @@
-"""`sharp baseline`, and how far a server is from what it recorded."""
+"""`sharp baseline` records entropies, and the drift index says how far a server is from the record."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.attention import AttentionRows
 from sharp.serving.api.errors import InputError, NotFoundError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
@@ -18,14 +18,14 @@ from sharp.serving.observability.metrics.baseline import Drift, make_baseline, r
 
 
 def values(mean, tokens=2000, seed=0):
-    """H / ln n [1 layer, tokens, 2 heads] about `mean`; head 1 is always 0, as a head that looks at one key."""
+    """Return H / ln n [1 layer, tokens, 2 heads] about `mean`; head 1 is always 0, as if it looked at one key."""
     values = np.random.default_rng(seed).normal(mean, 0.05, (1, tokens, 2))
     values[..., 1] = 0
     return values
 
 
 def rows(normalized, visible=100):
-    """The rows of a step whose H / ln n are those, at contexts of 100 tokens."""
+    """Return the rows of a step with the given H / ln n, at contexts of 100 tokens."""
     stats = np.ones((*normalized.shape, 4), np.float32)
     stats[..., 0] = normalized * np.log(visible)
     return AttentionRows(stats, np.full(normalized.shape[1], visible - 1))
@@ -47,7 +47,7 @@ def test_bins_are_deciles_of_the_corpus(recorded):
     assert recorded.contexts == [128]
     assert recorded.counts[0][0] == [[pytest.approx(200, abs=2)] * 10]  # edges are rounded
     assert recorded.edges[0][1] == [[0] * 9]
-    assert recorded.counts[0][1] == [[2000, *[0] * 9]]  # all on one edge: below it
+    assert recorded.counts[0][1] == [[2000, *[0] * 9]]  # the edges are all equal, and all values are below them
 
 
 def test_the_same_text_has_not_drifted(recorded):
@@ -58,7 +58,8 @@ def test_the_same_text_has_not_drifted(recorded):
 
 def test_the_index_is_the_sum_of_its_definition(recorded):
     live = values(0.53, tokens=1500, seed=2)
-    stored = ((live * np.log(100)).astype(np.float32) / np.log(100)).round(3)[0, :, 0]  # as the kernels write it
+    # the precision in which the kernels write statistics
+    stored = ((live * np.log(100)).astype(np.float32) / np.log(100)).round(3)[0, :, 0]
     counts = np.histogram(stored, [-np.inf, *np.nextafter(recorded.edges[0][0][0], 1), np.inf])[0]
     p, q = (counts + 0.5) / 1505, (np.array(recorded.counts[0][0][0]) + 0.5) / 2005
     assert index(recorded, live)[0] == pytest.approx(((p - q) * np.log(p / q)).sum(), rel=1e-6)
@@ -66,13 +67,16 @@ def test_the_index_is_the_sum_of_its_definition(recorded):
 
 
 def test_longer_contexts_than_before_are_no_drift(counting):
-    """Entropy / ln n differs by length; a corpus mostly of short contexts, a server mostly of long ones."""
+    """Other shares of short and long contexts are no drift, because H / ln n is compared at equal lengths.
+
+    The corpus has mostly short contexts, the server mostly long ones.
+    """
     both = np.concatenate([values(0.5), values(0.8, seed=1)], axis=1)
     recorded = make_baseline(read_manifest(counting), "corpus", both, np.repeat([64, 128], 2000))
     drift = Drift(recorded, 10**9)
     drift.add(rows(values(0.5, tokens=100, seed=2), visible=50))
     drift.add(rows(values(0.8, tokens=1500, seed=3), visible=100))
-    drift.add(rows(values(0.1, tokens=5000, seed=4), visible=500))  # the corpus had none of that length
+    drift.add(rows(values(0.1, tokens=5000, seed=4), visible=500))  # the corpus had no contexts of that length
     assert drift.index().max() < 0.02
     drift.add(rows(values(0.8, tokens=400, seed=5), visible=50))
     assert drift.index()[0, 0] > 0.1
@@ -101,12 +105,12 @@ def test_old_tokens_lose_their_weight(recorded):
 
 @pytest.fixture
 def file(counting, tmp_path):
-    """A baseline of the counting model, whose H / ln n is 1 and 0.5."""
+    """Write a baseline of the counting model, whose heads have H / ln n of 1 and 0.5, and return its file."""
     text, output = tmp_path / "text.txt", tmp_path / "baseline.json"
     text.write_text("abcdefgh" * 100)
     result = CliRunner().invoke(command, [str(counting), str(text), "-o", str(output), "--threads", "1"])
     assert result.exit_code == 0, result.output
-    assert "1 x 2 heads on 576 tokens" in result.output  # six sequences of 128, and a rest of 32 that is too short
+    assert "1 x 2 heads on 576 tokens" in result.output  # six sequences of 128 tokens; the rest of 32 is too short
     return output
 
 

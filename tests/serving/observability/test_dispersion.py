@@ -1,17 +1,17 @@
-"""Heads that spread their attention: when they count as dispersed, and from which context on."""
+"""Heads that spread their attention count as dispersed, from the context on where all longer ones are above too."""
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.attention import AttentionRows
 from sharp.serving.config import MetricsConfig
 from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.metrics.dispersion import Dispersion, context_bounds
 from sharp.serving.observability.metrics.heads import HeadStatistics
 
-BOUNDS = context_bounds(512)  # 32, 64, 128, 256, 512
+BOUNDS = context_bounds(512)  # the bounds are 32, 64, 128, 256, 512
 
 
 def dispersion(**settings):
@@ -20,7 +20,7 @@ def dispersion(**settings):
 
 
 def add(table, mean, tokens, index=2):
-    """`tokens` tokens of one range of contexts whose H / ln n is `mean`."""
+    """Add `tokens` tokens of one range of contexts, with a mean H / ln n of `mean`."""
     counts = np.zeros(len(BOUNDS), np.int64)
     counts[index] = tokens
     table.add((mean * counts)[None, None], counts)
@@ -53,16 +53,16 @@ def test_a_head_is_dispersed_after_it_was_above_for_long_enough_and_not_after_it
     for mean in (0.95, 0.95, 0.95, 0.5, 0.95):
         add(table, mean, 60)
         seen.append(bool(table.dispersed()))
-    assert seen == [False, False, True, False, False]  # above since 0, 60 and 120 tokens; then below
+    assert seen == [False, False, True, False, False]  # above the threshold for 0, 60 and 120 tokens, then below
 
 
 def test_the_crossing_is_where_all_longer_contexts_are_above():
     table = dispersion(dispersion_half_life=10**9)
     for index, mean in enumerate((1.0, 0.95, 0.7, 0.92, 0.97)):
         add(table, mean, 10, index)
-    assert table.crossing() == 128  # 33 to 64 is above, too, but 65 to 128 is not
+    assert table.crossing() == 128  # 33 to 64 keys are above, too, but 65 to 128 are not
     add(table, 0.0, 10, index=4)
-    assert np.isnan(table.crossing())  # the longest is below now
+    assert np.isnan(table.crossing())  # the longest contexts are now below the threshold
 
 
 def test_contexts_that_were_not_seen_do_not_hide_a_crossing():
@@ -82,7 +82,7 @@ def test_what_was_seen_long_ago_is_forgotten():
 
 @pytest.fixture
 def series(counting):
-    """A model of two heads: of growing context, head 1 spreads as n does and head 0 does not; the metrics by name."""
+    """Yield the metrics by name of a model with two heads in growing contexts; only head 1 spreads as n grows."""
     metrics = Metrics()
     config = MetricsConfig("head", dispersion_threshold=0.9, dispersion_tokens=48)
     model = metrics.add_model(read_manifest(counting), config)
@@ -113,13 +113,13 @@ def test_entropy_by_context_is_shown_per_layer(series):
 
 
 def test_the_smoothed_entropy_and_the_crossing_are_shown_per_head(series):
-    weight = [0.5 ** ((96 - 16 * (step + 1)) / 1024) for step in range(6)]  # six steps past 32 keys
+    weight = [0.5 ** ((96 - 16 * (step + 1)) / 1024) for step in range(6)]  # six steps have more than 32 keys
     mean = np.average([0.5, 0.5, 0.95, 0.95, 0.95, 0.95], weights=weight)
     assert series["sharp_attention_smoothed_normalized_entropy", "0", "1"] == pytest.approx(mean, rel=1e-5)
     assert series["sharp_attention_smoothed_normalized_entropy", "0", "0"] == pytest.approx(0.3, rel=1e-5)
     assert series["sharp_attention_dispersion_context_tokens", "0", "1"] == 64
     assert ("sharp_attention_dispersion_context_tokens", "0", "0") not in series
-    assert series["sharp_attention_dispersed_heads", "0"] == 0  # its mean is still under the threshold
+    assert series["sharp_attention_dispersed_heads", "0"] == 0  # the mean of head 1 is still below the threshold
 
 
 def test_dispersed_heads_are_counted_per_layer(counting):

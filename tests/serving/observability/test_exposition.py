@@ -1,4 +1,4 @@
-"""How `/metrics` goes over the wire: compressed, in part, small by default, and under vLLM's names."""
+"""`/metrics` over the wire: compressed, filtered by name, small by default, and with vLLM's names."""
 
 import gzip
 
@@ -8,7 +8,7 @@ import requests
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.attention import AttentionRows
 from sharp.serving.config import MetricsConfig
 from sharp.serving.engine.report import EngineReport
@@ -55,7 +55,10 @@ def test_only_some_metrics(address, accept):
 
 @pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
 def test_a_version_that_is_no_number_gets_the_usual_text(address, kind):
-    """The library compared it with numbers, and the response was 500."""
+    """A version that is no number gets the usual text.
+
+    Once the library compared it with numbers, and the response was 500.
+    """
     response = requests.get(f"{address}/metrics", headers={"accept": f"{kind};version=newest"}, timeout=10)
     assert (response.status_code, response.headers["content-type"][:10]) == (200, "text/plain")
 
@@ -95,7 +98,7 @@ def test_without_aliases_there_are_none(start_server, counting):
 
 
 def test_a_model_of_thirty_layers_is_small_on_the_wire(counting):
-    """SmolLM2-135M's 30 layers of 9 heads."""
+    """The metrics of SmolLM2-135M, with 30 layers of 9 heads, are small on the wire."""
     manifest = read_manifest(counting).model_copy(update={"layers": 30, "q_heads": 9, "max_context": 8192})
     metrics = Metrics()
     model = metrics.add_model(manifest, MetricsConfig())

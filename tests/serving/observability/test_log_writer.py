@@ -1,4 +1,4 @@
-"""The log is written by a thread of its own: whoever logs does not wait for a disk or a reader."""
+"""A thread of its own writes the log, so that code that logs does not wait for a disk or a reader."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ from tests.serving.conftest import wait_for
 
 @pytest.fixture
 def pipe():
-    """Its two ends; the second as a text stream."""
+    """Yield both ends of a pipe, the second as a text stream."""
     read, write = os.pipe()
     with open(write, "w") as stream:
         yield read, stream

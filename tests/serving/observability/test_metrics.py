@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.attention import AttentionRows, add_up
 from sharp.serving.api.errors import InputError
 from sharp.serving.config import EngineConfig, MetricsConfig
@@ -17,7 +17,7 @@ from sharp.serving.observability.metrics import Metrics
 from sharp.serving.observability.metrics import heads as heads_module
 from sharp.serving.observability.metrics.heads import entropy_buckets
 from sharp.v1 import inference_pb2, inference_pb2_grpc
-from tests.serving.observability.metric_families import FAMILIES, HEAD
+from tests.serving.observability.metric_families import FAMILIES, HEAD, LAYER
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 PROMPTS = ("abcdefghij", "xyz")
@@ -43,7 +43,7 @@ def generate(started, text, max_tokens, request_id=""):
 
 @pytest.fixture(scope="module")
 def started(start_server, counting):
-    """A server that has completed two prompts, in chunks of at most four tokens."""
+    """Return a server that has completed two prompts, in chunks of at most four tokens."""
     started = start_server(counting, engine=EngineConfig(max_batch_tokens=4, max_sequences=4, attention_interval=1))
     for prompt in PROMPTS:
         generate(started, prompt, NEW_TOKENS, request_id=f'say "{prompt}"')
@@ -70,15 +70,18 @@ def test_names_types_units_and_labels(started):
     for family in scrape(started, OPENMETRICS).values():
         labels = {frozenset(name for name in sample.labels if name != "le") for sample in family.samples}
         found[family.name] = (family.type, family.unit, *labels)
-    # Nothing is said of contexts that are so short, nor without an adaptive temperature or sinks: these have no series.
+    # These metrics have no series here: contexts are too short, and there is no adaptive temperature, no sink, and no
+    # entropy measured by the export.
     for name in (
         "sharp_attention_smoothed_normalized_entropy",
         "sharp_attention_dispersion_context_tokens",
         "sharp_attention_drift_psi",
         "sharp_attention_unsharpened_ratio",
         "sharp_attention_sink_mass",
+        "sharp_attention_expected_normalized_entropy",
     ):
         found[name] += (frozenset(HEAD),)
+    found["sharp_attention_expected_dispersed_heads"] += (frozenset(LAYER),)
     assert found == {name: (kind, unit, frozenset(labels)) for name, (kind, unit, labels) in FAMILIES.items()}
 
 
@@ -159,7 +162,7 @@ def test_requests_and_tokens(families):
 
 @pytest.fixture(scope="module")
 def visible():
-    """The keys that each token saw: the last generated token of a request is never attended from."""
+    """Return how many keys each token saw. The last generated token of a request is not computed."""
     return np.concatenate([np.arange(1, len(prompt) + NEW_TOKENS) for prompt in PROMPTS])
 
 
@@ -198,7 +201,7 @@ def test_off_shows_no_attention(start_server, counting):
             text="ab", response={"attention_stats": True}, stopping={"max_tokens": 2, "ignore_eos": True}
         )
         *_, last = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=20)
-    assert last.finished.attention_stats.tokens == 3  # on demand they are there
+    assert last.finished.attention_stats.tokens == 3  # statistics on demand still exist
     families = scrape(started)
     assert set(families) == {name for name in FAMILIES if "attention" not in name}
     assert value(families, "sharp_generated_tokens", "_total") == 2
@@ -227,7 +230,7 @@ def test_past_the_series_limit_there_is_one_series_per_layer(start_server, count
 
 def test_the_interval_chooses_the_steps(start_server, counting):
     started = start_server(counting, engine=EngineConfig(attention_interval=4))
-    generate(started, "abcd", 9)  # steps 0 (the prompt), 4 and 8 of nine
+    generate(started, "abcd", 9)  # statistics of steps 0 (the prompt), 4 and 8 of nine
     assert value(scrape(started), "sharp_attention_entropy_nats", "_count", head="0") == 4 + 1 + 1
 
 
@@ -253,7 +256,7 @@ def parsed(metrics):
 
 @pytest.fixture
 def metrics(counting):
-    """(a function that gives the families by name, a function that puts rows) of a model without a server."""
+    """Yield a function that gives metric families by name, and the statistics of a model without a server."""
     made = Metrics()
     model = made.add_model(read_manifest(counting), MetricsConfig("head", attention_window=2))
 
@@ -296,18 +299,18 @@ def test_a_row_that_is_not_finite_is_left_out_and_counted(metrics):
 
 
 def test_the_engine_does_not_wait_for_statistics(metrics, monkeypatch):
-    """While adding up hangs, steps are taken up to the bound and then left out; none of them waits."""
+    """The engine does not wait while statistics hang: steps are queued up to a bound, and then left out."""
     families, heads = metrics
     go_on = threading.Event()
     add = heads._add
     monkeypatch.setattr(heads, "_add", lambda step: (go_on.wait(30), add(step)))
     monkeypatch.setattr(heads_module, "MOST_PENDING_BYTES", 4 * rows(0, [7]).stats.nbytes)
     for _ in range(20):
-        heads.put(rows(0, [7]))  # would block here for ever
+        heads.put(rows(0, [7]))  # without the bound, this call would block forever
     go_on.set()
     found = families()
     counted = value(found, "sharp_attention_entropy_nats", "_count", head="0")
-    assert 4 <= counted <= 5  # one may have been taken off the queue before it was full
+    assert 4 <= counted <= 5  # one step may have been taken off the queue before it was full
     assert value(found, "sharp_attention_left_out_tokens", "_total") == 20 - counted
 
 

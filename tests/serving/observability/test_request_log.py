@@ -1,4 +1,4 @@
-"""One line of the log for every request, however it ended."""
+"""Every request has one line of the log, however it ended."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ SECRET = "the secret"
 
 @pytest.fixture
 def lines(caplog):
-    """The lines of requests as dicts."""
+    """Return a function that gives the log lines of requests as dicts."""
     caplog.set_level(logging.INFO, logger="sharp.requests")
     names = {"request_id", "protocol", "outcome", "prompt_tokens", "generated_tokens", "cached_tokens", "error"}
     names |= {"queue_seconds", "first_token_seconds", "total_seconds", "prompt", "model", "trace_id"}

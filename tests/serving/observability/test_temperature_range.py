@@ -1,4 +1,4 @@
-"""An adaptive temperature that does not reach the model's context: a sentence at start, and the rows left alone."""
+"""The server warns at start of an adaptive temperature that ends before the model's context, and counts the rows."""
 
 import logging
 import math
@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from sharp.plugins.manifest import HeadNorm, read_manifest
-from sharp.plugins.ops.attributes import TEMPERATURE_PRESETS
-from sharp.plugins.temperature_range import largest_sharpened, short_of_context
+from sharp.core.manifest import HeadNorm, read_manifest
+from sharp.plugins.op.attributes import TEMPERATURE_PRESETS
+from sharp.plugins.op.temperature_range import largest_sharpened, short_of_context
 from sharp.serving.api.attention import AttentionRows
 from sharp.serving.config import BackendConfig, EngineConfig, MetricsConfig
 from sharp.serving.engine.loading import load_model_folder
@@ -31,7 +31,7 @@ def test_a_polynomial_that_rises_reaches_everything():
 
 def test_the_polynomial_for_long_contexts_is_the_published_one_and_then_its_largest_value():
     entropies = np.linspace(0.5, math.log(2**18), 2000)
-    published = np.polyval(ICML2025, np.minimum(entropies, 4.4))  # which is largest at 4.41 nats
+    published = np.polyval(ICML2025, np.minimum(entropies, 4.4))  # the polynomial is largest at 4.41 nats
     assert np.abs(np.polyval(TEMPERATURE_PRESETS["icml2025-long"], entropies) - published).max() < 0.05
     assert largest_sharpened(TEMPERATURE_PRESETS["icml2025-long"]) == math.inf
 
@@ -78,7 +78,7 @@ def test_the_share_of_rows_that_it_leaves_alone(counting):
     heads = HeadStatistics(manifest.model_copy(update={"norm": norm}), MetricsConfig())
     assert heads.snapshot().unsharpened is None
     stats = np.ones((1, 8, 2, 4), np.float32)
-    stats[0, 6:, :, 0] = 6.0  # of 8 rows, 2 are beyond 5.94 nats
+    stats[0, 6:, :, 0] = 6.0  # 2 of 8 rows are beyond 5.94 nats
     heads.put(AttentionRows(stats, np.arange(500, 508)))
     heads.flush(60)
     shares = heads.snapshot().unsharpened

@@ -1,4 +1,4 @@
-"""Traces of requests as a collector gets them."""
+"""Traces of requests, as a collector receives them."""
 
 import sys
 import urllib.request
@@ -30,7 +30,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def of(self, request_id):
-        """The spans of a request's trace by name, in their order; it must be complete."""
+        """Return the root and the parts, in order, of a request's trace, which must be complete."""
 
         def root():
             return [span for span in self.spans if attributes(span).get("gen_ai.response.id") == request_id]
@@ -87,7 +87,7 @@ def test_a_request_is_a_trace_of_its_parts(client, collector):
     assert [part.name for part in parts] == ["prepare", "queue", *["prefill"] * 3, "decode", "send"]
     chunks = [attributes(part)["sharp.tokens"] for part in parts if part.name == "prefill"]
     assert chunks == [4, 4, 2]
-    # One after the other, within the whole.
+    # The parts follow one another within the root.
     times = [time for part in parts for time in (part.start_time_unix_nano, part.end_time_unix_nano)]
     assert times == sorted(times)
     assert root.start_time_unix_nano <= times[0]
@@ -129,8 +129,8 @@ def test_trace_context_over_http(start_server, counting, collector, monkeypatch)
         with urllib.request.urlopen(request, timeout=20) as response:
             response.read()
         span = response.headers["traceparent"].split("-")[2]
-        wait_for(lambda span=span: any(one.span_id.hex() == span for one in collector.spans))
-        (root,) = [one for one in collector.spans if one.span_id.hex() == span]
+        wait_for(lambda span=span: any(found.span_id.hex() == span for found in collector.spans))
+        (root,) = [found for found in collector.spans if found.span_id.hex() == span]
         assert (root.trace_id.hex(), attributes(root)["sharp.protocol"]) == (TRACE, "http")
 
 

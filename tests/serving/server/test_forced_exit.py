@@ -1,4 +1,4 @@
-"""How the process ends: after SIGTERM within the grace period and a few seconds, and by itself with a lost GPU."""
+"""The process ends within the grace period and a few seconds after SIGTERM, and by itself if it loses its GPU."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from tests.serving.processes import SERVE, ServerProcess, server_process
 
 STUCK = """
 import sys, time
-from sharp.plugins.cli import serve_main
+from sharp.core.cli import serve_main
 from sharp.serving.engine.model_folder import ModelFolder
 from sharp.serving.engine.engine import Engine
 {patched} = lambda *_: print("stuck", flush=True) or time.sleep(600)
@@ -24,7 +24,7 @@ serve_main()
 
 LOST = """
 import sys
-from sharp.plugins.cli import serve_main
+from sharp.core.cli import serve_main
 from sharp.serving.api.errors import DeviceLostError
 from sharp.serving.backends.onnxruntime import OnnxRuntimeBackend
 works = OnnxRuntimeBackend.step
@@ -41,7 +41,7 @@ serve_main()
 def test_a_server_whose_gpu_is_lost_ends_so_that_it_is_started_again(counting):
     command = (sys.executable, "-c", LOST)
     with server_process(counting, "--threads", 1, "--grace-seconds", 5, command=command) as server:
-        with pytest.raises(OSError):  # an HTTP status, or a connection that ends
+        with pytest.raises(OSError):  # an HTTP error or a closed connection
             urllib.request.urlopen(_completion(server), timeout=10)
         assert server.process.wait(20) == 70
         assert "the GPU is lost to this process" in server.printed()
@@ -60,7 +60,10 @@ def test_a_thread_that_does_not_return_ends_with_the_process(counting, patched, 
 
 @pytest.mark.parametrize("stuck", [False, full(True)])
 def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(counting, stuck):
-    """After some hundred requests the server stood still, health too, and SIGTERM did not end it."""
+    """A log that nobody reads blocks neither requests nor the end of the process.
+
+    Once the server stood still after some hundred requests, health included, and SIGTERM did not end it.
+    """
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     os.write(write, b"x" * 4096)

@@ -1,4 +1,4 @@
-"""Output that cannot be written: a full disk, a pipe that nobody reads."""
+"""Output that cannot be written, to a full disk or a pipe that nobody reads, ends with a sentence."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SHARP = [sys.executable, "-c", "from sharp.plugins.cli import main; main()"]
+SHARP = [sys.executable, "-c", "from sharp.core.cli import main; main()"]
 
 
 def run(stdout: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,10 @@ def run(stdout: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("stdout", "reason"), [("full", "No space left on device"), ("closed pipe", "Broken pipe")], ids=["full", "pipe"]
 )
 def test_a_server_that_cannot_print_its_addresses_ends_with_a_sentence(counting: Path, stdout: str, reason: str):
-    """It ended with "Event loop is closed" and a coroutine that was never awaited."""
+    """A server that cannot print its addresses ends with one sentence.
+
+    Once it ended with "Event loop is closed" and a coroutine that was never awaited.
+    """
     ports = ["--grpc-port", "0", "--http-port", "0"]
     done = run(stdout, "serve", str(counting), *ports, "--device", "cpu", "--no-kernels", "--no-verify-files")
     said = [line for line in done.stderr.splitlines() if " INFO " not in line]
@@ -34,7 +37,10 @@ def test_a_server_that_cannot_print_its_addresses_ends_with_a_sentence(counting:
 
 
 def test_a_command_whose_errors_cannot_be_printed_either_ends_with_the_same_exit_code():
-    """It was 1, as of a defect."""
+    """A command that cannot print its error keeps its exit code.
+
+    Once the exit code was 1, as of a defect.
+    """
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*SHARP, "--help"], stdout=full, stderr=full, timeout=60, check=False)
     assert done.returncode == 2
@@ -43,4 +49,5 @@ def test_a_command_whose_errors_cannot_be_printed_either_ends_with_the_same_exit
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]], ids=" ".join)
 def test_help_that_cannot_be_printed_ends_with_a_sentence(arguments: list[str]):
     done = run("full", *arguments)
-    assert (done.returncode, done.stderr) == (2, "Error: [Errno 28] No space left on device\n")
+    remedy = "make room on that disk, or choose another"
+    assert (done.returncode, done.stderr) == (2, f"Error: [Errno 28] No space left on device; {remedy}\n")

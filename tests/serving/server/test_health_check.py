@@ -1,4 +1,4 @@
-"""`sharp health` says whether the server beside it serves."""
+"""`sharp health` says whether the server on this machine serves."""
 
 import socket
 import threading
@@ -80,7 +80,7 @@ def test_no_server_and_one_that_says_nothing():
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"http_port": "http"}, "http_port: Input should be a valid integer"),
+        ({"http_port": "http"}, "http_port is 'http'; it must be a whole number (variable SHARP_HTTP_PORT)"),
         ({"tls_cert": "a", "tls_key": "b", "tls_client_ca": "c"}, "accepts clients with a certificate only"),
     ],
 )

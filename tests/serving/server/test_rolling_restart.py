@@ -11,7 +11,7 @@ from sharp import Client, SamplingParams
 from tests.full.end_to_end.commands import serve
 
 THREADS = 4
-MOST_REQUESTS = 3000  # of each thread, should the restarts take for ever
+MOST_REQUESTS = 3000  # of each thread, in case the restarts never end
 
 
 def free_port():
@@ -27,7 +27,7 @@ def requests_of(server):
 @pytest.mark.full
 def test_a_rolling_restart_loses_nothing(counting, tmp_path):
     ports = [free_port(), free_port()]
-    folders = [tmp_path / name / "counting" for name in "ab"]  # for a log each
+    folders = [tmp_path / name / "counting" for name in "ab"]  # one folder per server, so that each has its own log
     for folder in folders:
         folder.parent.mkdir()
         folder.symlink_to(counting)
@@ -54,7 +54,7 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
             return stacks[number].enter_context(serve(folders[number], *options))
 
         before = [start(number) for number in range(2)]
-        running.callback(stop.set)  # or the threads would go on after a failure
+        running.callback(stop.set)  # otherwise the threads would go on after a failure
         threads = [threading.Thread(target=ask, daemon=True) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
@@ -63,10 +63,10 @@ def test_a_rolling_restart_loses_nothing(counting, tmp_path):
         shares = [requests_of(server) for server in before]
         after = []
         for number, stack in enumerate(stacks):
-            stack.close()  # SIGTERM, and wait until it has ended
+            stack.close()  # send SIGTERM, and wait until the server has ended
             count = len(completions)
             after.append(start(number))
-            # The other one served meanwhile.
+            # The other server has served meanwhile.
             assert len(completions) > count
             deadline = time.monotonic() + 20
             while requests_of(after[-1]) == 0 and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The settings of `sharp-serve`: flags before the environment before the file, and one sentence for what cannot be."""
+"""Settings of `sharp-serve`: flags override the environment, which overrides the file, and errors are one sentence."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,9 +40,14 @@ def test_flags_count_before_the_environment_before_the_file(file, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("grpc_prot = 1", "grpc_prot: there is no such setting"),
-        ("grpc_port = 'x'", "grpc_port: Input should be a valid integer"),
-        ("grpc_port = 70000", "grpc_port is 70000; it must be from 0 to 65535"),
+        (
+            "grpc_prot = 1",
+            "grpc_prot: there is no such setting; did you mean grpc_port? ",
+        ),
+        ("grpc_port = 'x'", "grpc_port is 'x'; it must be a whole number (in "),
+        ("kernels = 3", "kernels is 3; it must be true or false (in "),
+        ("stall_seconds = []", "stall_seconds is []; it must be a number (in "),
+        ("grpc_port = 70000", "grpc_port is 70000; it must be from 0 to 65535 (in "),
         ("grpc_port = ", "is not TOML"),
         ("[server]\ngrpc_port = 1", "server: there is no such setting"),
         ("tls_cert = 'a'", "TLS needs both tls_cert and tls_key"),
@@ -61,16 +66,22 @@ def test_bad_files_are_one_sentence(file, text, message):
 
 def test_bad_environment_is_one_sentence(monkeypatch):
     monkeypatch.setenv("SHARP_THREADS", "many")
-    with pytest.raises(InputError, match="threads: Input should be a valid integer"):
+    with pytest.raises(InputError, match=r"^threads is 'many'; it must be a whole number \(variable SHARP_THREADS\)$"):
         read_settings({}, None)
+    monkeypatch.setenv("SHARP_THREADS", "-1")
+    with pytest.raises(InputError, match=r"^threads is -1; it must be at least 1 \(variable SHARP_THREADS\)$"):
+        read_settings({}, None)
+    with pytest.raises(InputError, match=r"^threads is 0; it must be at least 1$"):
+        read_settings({"threads": 0}, None)  # a flag needs no explanation
 
 
 def test_a_misspelt_variable_is_named(monkeypatch, caplog):
     monkeypatch.setenv("SHARP_GRPC_PROT", "1")
-    monkeypatch.setenv("SHARP_ISA", "avx2")  # the kernels read it
+    monkeypatch.setenv("SHARP_ISA", "avx2")  # a variable that the kernels read, not the server
+    monkeypatch.setenv("SHARP_CACHE", "elsewhere")
     read_settings({}, None)
-    assert "SHARP_GRPC_PROT is no setting of sharp-serve" in caplog.text
-    assert "SHARP_ISA" not in caplog.text
+    assert "SHARP_GRPC_PROT is no setting of sharp-serve; did you mean SHARP_GRPC_PORT? " in caplog.text
+    assert "SHARP_ISA" not in caplog.text and "SHARP_CACHE" not in caplog.text
 
 
 def test_the_command_reads_the_file_that_a_variable_names(file, tmp_path):
@@ -96,15 +107,18 @@ CHOSEN = {
     "log_format": "json",
     "max_buffered_bytes": 2**21,
 }
-CHOSEN |= {"metric_aliases": "vllm"}
+CHOSEN |= {"metric_aliases": "vllm", "model_version": "0123456789ab"}
 CHOSEN |= {
     "unknown_fields": "error",
+    "on_dropped_content": "warn",
     "json_whitespace": "flexible",
     "async_scheduling": "on",
     "tool_parser": "llama3",
     "reasoning_parser": "qwen3",
     "pooling": "cls",
     "normalize": "on",
+    "weights": "map",
+    "prefix_isolation": "none",
 }
 
 
@@ -126,7 +140,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting, file, monkeypatch
             settings.metrics,
             settings.api,
         )
-        (component,) = (one for one in components if type(one) is setting.component)
+        (component,) = (component for component in components if type(component) is setting.component)
         return getattr(component, setting.field.name)
 
     value = CHOSEN.get(setting.name, VALUES[setting.type])
@@ -167,7 +181,7 @@ def test_vllms_flags(flag):
 def test_several_served_names():
     for args in (["folder", "--served-model-name", "a", "b"], ["--served-model-name", "a", "b", "folder"]):
         context = serve.make_context("serve", [*args, "--port", "1"] if args[0] == "folder" else args)
-        assert (context.params["served_model_name"], str(context.params["folder"])) == ("a,b", "folder")
+        assert (context.params["served_model_name"], str(context.params["source"])) == ("a,b", "folder")
     assert joined_names(["f", "--served-model-name", "a"]) == ["f", "--served-model-name", "a"]
     assert joined_names(["--served-model-name"]) == ["--served-model-name"]
 
@@ -193,5 +207,7 @@ def test_the_longest_context_may_be_shorter(start_server, counting, server_setti
 
 def test_an_empty_variable_is_no_number(monkeypatch):
     monkeypatch.setenv("SHARP_CACHE_TOKENS", "")
-    with pytest.raises(InputError, match="cache_tokens: Input should be a valid integer"):
+    with pytest.raises(
+        InputError, match=r"^cache_tokens is ''; it must be a whole number \(variable SHARP_CACHE_TOKENS\)$"
+    ):
         read_settings({}, None)

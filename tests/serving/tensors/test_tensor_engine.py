@@ -1,4 +1,4 @@
-"""The engine of models of sets and of numbers: which rows are computed together, and what a folder must be."""
+"""The engine of models of sets and of numbers: batches of rows, and model folders that it refuses."""
 
 import json
 from dataclasses import replace
@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import MANIFEST_FILE, read_manifest
+from sharp.core.errors import InputError
+from sharp.core.manifest import MANIFEST_FILE, read_manifest
 from sharp.serving.api.events import ComputedRows, Failed
 from sharp.serving.api.tensors import TensorRequest
+from sharp.serving.backends.rows import RowOutput
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.tensors.engine import TensorEngine
 from sharp.serving.tensors.folder import load_tensor_folder
@@ -21,7 +22,7 @@ CPU = BackendConfig(device="cpu", threads=1)
 
 
 class Backend:
-    """Of a row the sum of its numbers."""
+    """A backend whose output for a row is the sum of the row's numbers."""
 
     def __init__(self):
         self.batches = []
@@ -32,7 +33,7 @@ class Backend:
         if (numbers == BAD).any():
             raise RuntimeError("a kernel failed")
         stats = np.ones((1, len(numbers), 2, numbers.shape[1], 4), np.float32) if collect_stats else None
-        return numbers.sum(1, keepdims=True), stats
+        return RowOutput(numbers.sum(1, keepdims=True), stats)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def asked(name, *rows):
 
 
 def run(engine):
-    """What the engine made of every request, or why it failed."""
+    """Run the engine to the end, and return the values or the error of every request."""
     found = {}
     while engine.has_work:
         for event in engine.step():
@@ -68,7 +69,7 @@ def test_rows_of_one_length_share_a_batch(engine):
     assert engine._backend.batches == [(3, 2), (1, 3)]
     report = engine.report()
     assert (report.prompt_tokens, report.padding_tokens, report.batch_texts) == (9, 0, (3, 1))
-    assert [sorted(one.visible[0].tolist()) for one in report.attention] == [[1, 1, 1, 2, 2, 2]]
+    assert [sorted(rows.visible[0].tolist()) for rows in report.attention] == [[1, 1, 1, 2, 2, 2]]
 
 
 @pytest.mark.parametrize("engine", [{"max_batch_tokens": 4, "max_sequences": 3}], indirect=True)

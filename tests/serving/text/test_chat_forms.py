@@ -1,8 +1,12 @@
-"""Calls and thoughts in the forms of several models, however their text is cut into pieces."""
+"""Tool calls and reasoning in the forms of several models are parsed, however their text is cut into pieces."""
+
+import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from sharp.serving.api.errors import InputError
 from sharp.serving.api_config import ApiConfig
@@ -10,20 +14,20 @@ from sharp.serving.text.chat_forms import MessageParser, chat_forms
 from sharp.serving.text.chat_template import ChatTemplate, load_chat_template
 from sharp.serving.text.reasoning import FORMS, ReasoningParser
 from sharp.serving.text.tool_calls import ToolCallParser
-from sharp.serving.text.tool_parsers import Llama3Parser, MistralParser, PythonicParser
+from sharp.serving.text.tool_parsers import Llama3Parser, MistralParser, PythonicParser, WholeHermesParser
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 OPENED = HERMES.removesuffix("\n</tool_call>")
 ONE = [("f", '{"a": 1}')]
 TWO = [*ONE, ("g", "{}")]
-# parser, text, whether it was cut off, what is shown, calls
+# (parser, text, whether the text was cut off, the text shown to the user, calls)
 TEXTS = [
     (ToolCallParser, "so " + HERMES, False, "so", ONE),
     (ToolCallParser, 'so <tool_call>\n{"name": "f", "argu', True, "so", []),
     (ToolCallParser, "so <tool_ca", True, "so", []),
     (ToolCallParser, "1 <", True, "1 <", []),
     (ToolCallParser, HERMES + '\n<tool_call>\n{"name"', True, "", ONE),
-    (ToolCallParser, OPENED, False, "", ONE),  # some models end there
+    (ToolCallParser, OPENED, False, "", ONE),  # some models end without the closing tag
     (ToolCallParser, '<tool_call>\n{"name": "f"', False, '<tool_call>\n{"name": "f"', []),
     (Llama3Parser, '{"name": "f", "parameters": {"a": 1}}', False, "", ONE),
     (
@@ -53,6 +57,38 @@ TEXTS = [
     (MistralParser, "[TOOL", False, "[TOOL", []),
     (MistralParser, "so [TOOL_CALLS", True, "so ", []),
     (MistralParser, "a [", True, "a [", []),
+    (ToolCallParser, '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', False, "", ONE),
+    (ToolCallParser, '<tool_call>{"name": "f", "arguments": {"a": 1}}\n{"name": "g"}</tool_call>', False, "", TWO),
+    (ToolCallParser, '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', False, "", TWO),
+    (ToolCallParser, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', False, "", ONE),
+    (ToolCallParser, '<tool_call>{"name": "g", "arguments": null}</tool_call>', False, "", TWO[1:]),
+    (ToolCallParser, '<tool_call>{"name": "f", "arguments": "Oslo"}</tool_call>', False, "", [("f", '"Oslo"')]),
+    *(
+        (ToolCallParser, text, False, text, [])
+        for text in (
+            '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>',  # an unknown name would lose the arguments
+            '<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',  # strict parsers refuse it
+            '<tool_call>{"name": "f", "arguments": {"a": -1e400}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            '<tool_call>{"name": "f"} and {"name": "g"}</tool_call>',
+        )
+    ),
+    (WholeHermesParser, HERMES + HERMES.replace('"f"', '"g"'), False, "", [*ONE, ("g", '{"a": 1}')]),
+    (WholeHermesParser, "\n" + HERMES, False, "", ONE),
+    (WholeHermesParser, json.dumps({"a": HERMES}), False, json.dumps({"a": HERMES}), []),
+    (WholeHermesParser, "<tool", False, "<tool", []),
+    (WholeHermesParser, "<tool", True, "", []),
+    (Llama3Parser, '{"name": "Ann", "age": 7}', False, '{"name": "Ann", "age": 7}', []),
+    (PythonicParser, "[f(a=1, a=2)]", False, "[f(a=1, a=2)]", []),
+    (PythonicParser, "[f(a=1e400)]", False, "[f(a=1e400)]", []),
+    (PythonicParser, "[(lambda: 0)(a=1)]", False, "[(lambda: 0)(a=1)]", []),
+    (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}] so', False, "so", ONE),
+    (MistralParser, '[TOOL_CALLS]f{"a": 1} so', False, " so", ONE),
+    (MistralParser, '[TOOL_CALLS]no[TOOL_CALLS]f{"a": 1}', False, "[TOOL_CALLS]no", ONE),
+    (MistralParser, '[TOOL_CALLS][{"name": "f"}, {"x": 1}]', False, '[TOOL_CALLS][{"name": "f"}, {"x": 1}]', []),
 ]
 
 
@@ -69,6 +105,55 @@ def test_calls_are_taken_out_however_the_text_is_cut(kind, text, cut, shown, cal
     assert parser.known == len(calls)
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+DAMAGE = ("NaN", "1e400", *"\"'{},:[]\\\n", " so ", "</tool_call>", '"a": ', '{"name": "g"}')
+FORMED = {
+    ToolCallParser: ("<tool_call>\n", '{{"name": {name}, "arguments": {arguments}}}', "\n</tool_call>"),
+    Llama3Parser: ("", '{{"name": {name}, "parameters": {arguments}}}', ""),
+    MistralParser: ("[TOOL_CALLS]", '[{{"name": {name}, "arguments": {arguments}}}]', ""),
+}
+
+
+def mutated(text, data):
+    """Return a text with a few random damages, like calls that a small model writes."""
+    for _ in range(data.draw(st.integers(0, 3))):
+        kind = data.draw(st.sampled_from(["cut", "insert", "delete", "rename"]))
+        place = data.draw(st.integers(0, len(text)))
+        if kind == "cut":
+            text = text[:place]
+        elif kind == "insert":
+            text = text[:place] + data.draw(st.sampled_from(DAMAGE)) + text[place:]
+        elif kind == "delete":
+            text = text[:place] + text[place + 1 :]
+        else:
+            old, new = data.draw(st.permutations(["name", "arguments", "parameters", "args", "function", "mark0"]))[:2]
+            text = text.replace(f'"{old}"', f'"{new}"', 1)
+    return text
+
+
+@pytest.mark.parametrize("kind", FORMED)
+@given(data=st.data())
+def test_a_damaged_call_loses_no_argument_and_is_never_invalid_json(kind, data):
+    start, call, end = FORMED[kind]
+    values = data.draw(st.lists(VALUES, min_size=1, max_size=3))
+    arguments = [json.dumps({f"mark{number}": [value, f"Mark{number}"]}) for number, value in enumerate(values)]
+    calls = [call.format(name=json.dumps(f"f{number}"), arguments=text) for number, text in enumerate(arguments)]
+    between = data.draw(st.sampled_from([end + start, "\n", "; ", " and "]))
+    text = mutated(start + between.join(calls) + end, data)
+    parser = MessageParser(kind())
+    pushed, rest = parser.push(text), parser.end()
+    found = [*pushed.calls, *rest.calls]
+    for entry in found:
+        from_json(entry.arguments, allow_inf_nan=False)  # pydantic's parser, in Rust
+    known = pushed.content + rest.content + "".join(f"{entry.name} {entry.arguments}" for entry in found)
+    for mark in re.findall(r"[mM]ark\d", text):
+        assert text.count(mark) <= known.count(mark)
+
+
 def test_one_call_at_most():
     for kind, text in ((Llama3Parser, '{"name": "f"};{"name": "g"}'), (PythonicParser, "[f(), g()]")):
         parser = MessageParser(kind(several=False))
@@ -77,10 +162,10 @@ def test_one_call_at_most():
 
 
 THOUGHTS = [
-    # form, prompt, text, thought, content
+    # (form, prompt, text, reasoning, content)
     ("qwen3", "", "<think>\nhm\n</think>\n\nyes", "hm", "yes"),
     ("qwen3", "", "\n<think>hm</think>yes", "hm", "yes"),
-    ("qwen3", "", "<think>\n  indented</think>yes", "  indented", "yes"),  # a stream had lost the blanks
+    ("qwen3", "", "<think>\n  indented</think>yes", "  indented", "yes"),  # streams once lost these blanks
     ("qwen3", "", "yes <think>", "", "yes <think>"),
     ("qwen3", "", "<thin", "", "<thin"),
     ("qwen3", "", "<think>\nhm", "hm", ""),
@@ -133,8 +218,8 @@ def test_the_form_is_found_out_from_the_template(call, kind):
 
 def test_another_template_by_file_and_by_name(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("own")
-    (tmp_path / "chat_templates").mkdir()
-    (tmp_path / "chat_templates" / "rag.jinja").write_text("rag")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("rag")
     other = tmp_path / "other.jinja"
     other.write_text("other")
     config = '{"chat_template": [{"name": "default", "template": "d"}, {"name": "brief", "template": "brief"}]}'

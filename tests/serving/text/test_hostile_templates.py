@@ -1,4 +1,4 @@
-"""A chat template comes with the model and is a program: what it may take is bounded, at start and for each request."""
+"""A chat template is a program that comes with the model. Its memory and time are bounded, at start and in requests."""
 
 import errno
 import json
@@ -36,7 +36,10 @@ def _short(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_a_template_that_takes_too_much_ends_the_start_with_a_sentence(counting: Path, tmp_path: Path, source: str):
-    """`{{ 'a' * 10**10 }}` took 7 GB of the server, and nested ranges a processor for ever."""
+    """A template that takes too much ends the start with one sentence.
+
+    Once `{{ 'a' * 10**10 }}` took 7 GB of the server, and nested ranges took a processor forever.
+    """
     folder = tmp_path / "model"
     folder.mkdir()
     for file in counting.iterdir():
@@ -46,7 +49,7 @@ def test_a_template_that_takes_too_much_ends_the_start_with_a_sentence(counting:
     with pytest.raises(InputError, match=r"chat template of .* cannot be read: .*; correct or remove it") as caught:
         load_chat_template(folder)
     assert "\n" not in str(caught.value)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # in KB
 
 
 def test_the_server_does_not_start_with_such_a_template(tmp_path: Path):
@@ -76,19 +79,25 @@ def test_a_process_that_is_lost_is_started_again():
 
 
 def test_a_process_that_is_killed_is_no_fault_of_the_conversation():
-    """It "takes more than 2 s, or 160 MB", said the 400."""
+    """A killed process is not the conversation's fault.
+
+    Once the response was 400: it "takes more than 2 s, or 160 MB".
+    """
     template = ChatTemplate("{{ messages[0].content }}", {})
-    for _ in range(3):  # also in the moment between a look at it and its end
+    for _ in range(3):  # also in the moment between a check of the process and its end
         os.kill(template._process._process.pid, signal.SIGKILL)
         assert template.render([{"role": "user", "content": "a"}]) == "a"
 
 
 def test_a_process_that_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    """A conversation of more than 64 kB would have waited for ever, and all others behind it."""
+    """A stopped process is given up after a while.
+
+    Once a conversation of more than 64 kB waited forever, and all requests behind it.
+    """
     template = ChatTemplate("{{ messages[0].content }}", {})
     for size in (1, 100_000):
         with monkeypatch.context() as patch:
-            patch.setattr(template_process, "WALL_SECONDS", -0.8)  # and a second more
+            patch.setattr(template_process, "WALL_SECONDS", -0.8)  # the template waits one second longer than this
             os.kill(template._process._process.pid, signal.SIGSTOP)
             with pytest.raises(QueueFullError, match="the machine is too busy to render it within"):
                 template.render([{"role": "user", "content": "a" * size}])
@@ -96,10 +105,13 @@ def test_a_process_that_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_more_than_1024_open_files_do_not_matter():
-    """Where the process had to be started again, every conversation "took more than 2 s"."""
+    """Templates render in a process that has more than 1024 open files.
+
+    Once every conversation "took more than 2 s" after the process was started again.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2000:
-        pytest.skip("this process may not have so many files")
+        pytest.skip("this process may not open that many files")
     template = ChatTemplate("b", {})
     with ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
@@ -112,7 +124,10 @@ def test_more_than_1024_open_files_do_not_matter():
 
 
 def test_a_process_that_cannot_be_started_is_another_servers_business(monkeypatch: pytest.MonkeyPatch):
-    """It was "the server failed; its log says why", and a traceback."""
+    """If no process can be started, the client is told to try another server.
+
+    Once the response was "the server failed; its log says why", and the log had a traceback.
+    """
     template = ChatTemplate("b", {})
     template.close()
     with monkeypatch.context() as patch:
@@ -132,7 +147,7 @@ def test_messages_that_are_nested_too_deeply_are_refused():
 
 
 def test_settings_that_are_nested_too_deeply_are_refused(tmp_path: Path):
-    """It was a traceback of RecursionError."""
+    """Settings that are nested too deeply are refused. Once they caused a traceback of RecursionError."""
     (tmp_path / "tokenizer_config.json").write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(InputError, match=r"cannot be read: .*; correct or remove it"):
         load_chat_template(tmp_path)

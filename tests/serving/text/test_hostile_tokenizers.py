@@ -1,4 +1,4 @@
-"""Tokenizer files at which the library panics, which is no `Exception` in Python, or aborts the process."""
+"""Tokenizer files at which the library panics (no `Exception` in Python) or aborts the process are refused."""
 
 import json
 import subprocess
@@ -32,17 +32,21 @@ def write(folder: Path, changes: dict[str, Any]) -> Path:
 def test_a_tokenizer_at_which_the_library_panics_is_refused_with_a_sentence(
     tmp_path: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ):
-    """It ended in a page of Rust's stack and a PanicException, which nobody catches."""
+    """A tokenizer at which the library panics is refused with one sentence.
+
+    Once it ended in a page of Rust's stack and a PanicException, which no code caught.
+    """
     with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer file: .*; export the model again"):
         Tokenizer(write(tmp_path, changes))
     assert not capfd.readouterr().err
 
 
 def test_too_little_memory_to_try_a_file_is_not_the_files_fault(tmp_path: Path):
-    """A server that was started under `ulimit -v` said that its tokenizer was none, and to export the model again."""
-    ours = (
-        "import sys; from pathlib import Path; from sharp.plugins.tokenizer_trial import check_tokenizer_file as check"
-    )
+    """Too little memory to try a tokenizer file is not the file's fault.
+
+    Once a server under `ulimit -v` said that its tokenizer was invalid, and to export the model again.
+    """
+    ours = "import sys; from pathlib import Path; from sharp.core.tokenizer_trial import check_tokenizer_file as check"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**26, 2**26)); check(Path(sys.argv[1]))"
     script = f"{ours}; {limit}"
     path = write(tmp_path, {})

@@ -44,7 +44,7 @@ def test_a_long_run_of_broken_bytes_is_not_held_for_ever(tokenizer):
 
 @pytest.fixture
 def sentence_piece(tmp_path):
-    """A tokenizer as Llama's: a space is part of the word that follows, and none is shown where a text begins."""
+    """Return a tokenizer like Llama's: a space belongs to the word that follows, and is not shown at a text's start."""
     words = ["<unk>", "<s>", "▁", "▁Paris", "▁is", "s", "<0xC3>", "<0xA9>"]
     file = FileTokenizer(models.BPE({word: number for number, word in enumerate(words)}, [], byte_fallback=True))
     file.decoder = decoders.Sequence(
@@ -62,7 +62,7 @@ def sentence_piece(tmp_path):
         (4, [5, 3], "s Paris"),
         (2, [3], " Paris"),  # after a space
         (1, [3, 4], "Paris is"),  # at the start of a text
-        (6, [3], "Paris"),  # after a part of a character nobody knows
+        (6, [3], "Paris"),  # after an incomplete character
         (None, [3], "Paris"),
         (4, [], ""),
     ],

@@ -45,6 +45,11 @@ class PlaygroundRequest {
   offer(chat) {
     this.form.querySelector(".mode").hidden = !chat;
     if (!chat) this.fields.mode.value = "text";
+    for (const name of ["temperature", "top_p"]) {
+      const value = state.model.sampling[name];
+      this.fields[name].placeholder = value;
+      this.fields[name].title = `${value} unless you say otherwise (${state.model.sampling_source ?? "the server's default"})`;
+    }
   }
 
   clear() {

@@ -1,4 +1,4 @@
-"""aiperf: a profile of streamed chats and one of completions, with the usage of every chunk."""
+"""aiperf: a profile of streamed chats and a profile of completions, with the usage of every chunk."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ COMMAND = Path(sys.executable).with_name("aiperf")
 
 
 def tokenizer(folder):
-    """A tokenizer of bytes, as the model's: aiperf counts the tokens of prompts with it."""
+    """Write a byte tokenizer, like the model's, with which aiperf counts the tokens of prompts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""guidellm: benchmarks of chats and completions as it runs them by default, with streams and usage."""
+"""guidellm: benchmarks of chats and completions in its default mode, with streams and usage."""
 
 import json
 import os
@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as temporary:
         metrics = benchmark(Path(temporary), route)["metrics"]
         totals = metrics["request_totals"]
         assert (totals["successful"], totals["errored"], totals["incomplete"]) == (REQUESTS, 0, 0), totals
-        # What the server's usage says: guidellm has no tokenizer here.
+        # guidellm has no tokenizer here, so it counts tokens by the server's usage.
         assert metrics["output_token_count"]["successful"]["total_sum"] == 5 * REQUESTS
         assert metrics["time_to_first_token_ms"]["successful"]["mean"] > 0
 print("run: /v1/chat/completions and /v1/completions, streams with usage")

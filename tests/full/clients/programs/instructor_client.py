@@ -1,4 +1,4 @@
-"""instructor: an object by tools and by JSON schema."""
+"""instructor: an object by tool calls and by JSON schema."""
 
 import sys
 from typing import Literal

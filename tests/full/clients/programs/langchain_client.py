@@ -9,7 +9,7 @@ BASE, MODEL, _ = sys.argv[1:]
 common = {"base_url": f"{BASE}/v1", "api_key": "-", "model": MODEL, "temperature": 0, "max_retries": 0}
 
 
-# Without arguments: the model of the test would write others without end.
+# The function takes no arguments, because the test's model would write arguments without end.
 EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "description": "Nothing.", "parameters": EMPTY}}
 

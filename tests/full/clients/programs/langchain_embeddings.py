@@ -1,4 +1,4 @@
-"""langchain-openai: OpenAIEmbeddings; without the option it would send tokens of OpenAI's own vocabulary."""
+"""langchain-openai: OpenAIEmbeddings, with the option that keeps it from sending tokens of OpenAI's own vocabulary."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""litellm as `openai/...` and `hosted_vllm/...`: completion, stream, errors of its own types."""
+"""litellm with models `openai/...` and `hosted_vllm/...`: completion, stream, and errors of litellm's own types."""
 
 import sys
 

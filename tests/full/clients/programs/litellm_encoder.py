@@ -1,4 +1,4 @@
-"""litellm: embeddings and reranking, as its providers openai, hosted_vllm, cohere and jina_ai."""
+"""litellm: embeddings and reranking through its providers openai, hosted_vllm, cohere and jina_ai."""
 
 import sys
 
@@ -13,5 +13,5 @@ for provider in ("hosted_vllm", "cohere", "jina_ai"):
     ranked = litellm.rerank(
         model=f"{provider}/{MODEL}", api_base=BASE, api_key="-", query="licence", documents=["patent", "licence"]
     )
-    assert [one["index"] for one in ranked.results] == [1, 0]
+    assert [result["index"] for result in ranked.results] == [1, 0]
 print("embedding as openai/ and hosted_vllm/, rerank as hosted_vllm/, cohere/ and jina_ai/")

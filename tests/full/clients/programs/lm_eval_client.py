@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 BASE, MODEL, _ = sys.argv[1:]
 TEXT = "abcdefgh"
 TASKS = {
-    # The model counts on, so "b" follows "a".
+    # The model counts, so "b" follows "a".
     "choice": {
         "output_type": "multiple_choice",
         "doc_to_text": "{{text}}",
@@ -53,7 +53,7 @@ def evaluate(folder, api, route, tasks, **arguments):
 
 
 def log_probabilities():
-    """Of the text's tokens behind the end-of-text token, as lm-eval's rolling likelihood takes them."""
+    """Return log-probabilities of the text's tokens after the end-of-text token, as in lm-eval's rolling likelihood."""
     end = requests.get(f"{BASE}/tokenizer_info", timeout=30).json()["eos_token_id"]
     body = {"model": MODEL, "prompt": [end, *TEXT.encode()], "echo": True, "logprobs": 1, "max_tokens": 0}
     response = requests.post(f"{BASE}/v1/completions", json=body, timeout=30)

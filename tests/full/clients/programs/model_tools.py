@@ -1,4 +1,4 @@
-"""What other people's tools make of model.onnx: `model_tools.py FOLDER OUTPUT` prints JSON, an error or "" by tool."""
+"""Run third-party tools on a model.onnx: `model_tools.py FOLDER OUTPUT` prints each tool's error, or "", as JSON."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ IDS = np.array([[5, 17, 30, 44, 8]])
 
 
 def feeds(inputs):
-    """The prompt, and a past without keys where there is one."""
+    """Return the prompt, and an empty past for each input of a past."""
     values = {"input_ids": IDS}
     for name, sizes in inputs:
         if name.startswith("past_key_values."):
@@ -81,17 +81,17 @@ def slimmed(path):
 
 def in_openvino(_path):
     model = openvino.Core().read_model(source)
-    inputs = [(one.any_name, [size.max_length for size in one.partial_shape]) for one in model.inputs]
+    inputs = [(port.any_name, [size.max_length for size in port.partial_shape]) for port in model.inputs]
     compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return compiled(feeds(inputs))["logits"]
 
 
 def in_the_browser(_path):
-    """What the program for onnxruntime-web has printed."""
+    """Return the logits that the program for onnxruntime-web has printed."""
     return np.array(json.loads((output / "web.json").read_text() or "[]")).reshape(expected.shape)
 
 
-TOOLS = {  # how much the largest logit may change
+TOOLS = {  # (function, how much the largest logit may change)
     "quantize_dynamic": (quantized, 0.3),
     "quant_pre_process": (preprocessed, 1e-4),
     "MatMulNBitsQuantizer": (blocks_of_4_bits, 0.5),

@@ -1,4 +1,4 @@
-"""openai: embeddings of texts and of token ids, as Base64 and as numbers, their usage, errors."""
+"""openai: embeddings of texts and of token ids, as base64 and as numbers, their usage, and errors."""
 
 import sys
 
@@ -8,8 +8,8 @@ BASE, MODEL, _ = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="-", max_retries=0)
 assert [model.id for model in client.models.list()] == [MODEL]
 texts = ["a licence", "the terms of the licence", ""]
-response = client.embeddings.create(model=MODEL, input=texts)  # as Base64, which the package reads
-assert [one.index for one in response.data] == [0, 1, 2] and response.usage.prompt_tokens > 0
+response = client.embeddings.create(model=MODEL, input=texts)  # base64, which the package decodes
+assert [embedding.index for embedding in response.data] == [0, 1, 2] and response.usage.prompt_tokens > 0
 numbers = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
 
 

@@ -1,4 +1,4 @@
-"""optimum-onnx: ORTModelForCausalLM generates from a folder with its cache what the model says without one."""
+"""optimum-onnx: ORTModelForCausalLM with its cache generates what the model generates without a cache."""
 
 import os
 import sys

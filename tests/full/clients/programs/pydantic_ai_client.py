@@ -1,4 +1,4 @@
-"""pydantic-ai: an agent with a tool output, by chats and by responses."""
+"""pydantic-ai: an agent with a tool output, over chats and over responses."""
 
 import sys
 from typing import Literal

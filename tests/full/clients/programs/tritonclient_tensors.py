@@ -1,4 +1,4 @@
-"""tritonclient on a model of sets: its own tensors, over HTTP and gRPC, errors."""
+"""tritonclient on a model of sets: the model's own tensors over HTTP and gRPC, and errors."""
 
 import sys
 
@@ -30,9 +30,9 @@ found = [
     ask(tritonclient.http, http, ITEMS, binary_data=False),
     ask(tritonclient.grpc, grpc, ITEMS),
 ]
-assert found[0].shape == (rows, 10) and all(np.allclose(found[0], one, atol=1e-6) for one in found)
+assert found[0].shape == (rows, 10) and all(np.allclose(found[0], logits, atol=1e-6) for logits in found)
 metadata = tritonclient.http.InferenceServerClient(http).get_model_metadata(MODEL)
-assert [(one["name"], one["datatype"], one["shape"]) for one in metadata["inputs"]] == [
+assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in metadata["inputs"]] == [
     ("items", "FP32", [-1, -1, 11]),
     ("query", "FP32", [-1, 1]),
 ]

@@ -1,4 +1,4 @@
-"""What every rendered manifest must keep to. Each policy takes the documents and says what is wrong, in sentences."""
+"""Policies for every rendered manifest. Each policy returns sentences that say what is wrong with the documents."""
 
 from tests.full.deploy.policies.monitoring import prometheus_can_read
 from tests.full.deploy.policies.pods import (

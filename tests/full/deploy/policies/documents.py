@@ -1,4 +1,4 @@
-"""What the policies read in documents: pods as they will run, and the settings of their servers."""
+"""Read pods as they will run, and the settings of their servers, from documents."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 from sharp.serving.server.settings_sources import PREFIX, ServeSettings
 from tests.full.deploy.rendering import Document
 
-HEAD = "head"  # of a Ray cluster: the one group of pods without a name
+HEAD = "head"  # the name for the head of a Ray cluster, the only group of pods without a name
 HTTP_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 
 
 @dataclass(frozen=True)
 class Pod:
-    """Pods as they will run: those of a Deployment, of an InferenceService with its runtime, or of a RayService."""
+    """Pods as they will run: of a Deployment, of an InferenceService with its runtime, or of a RayService."""
 
     name: str
     labels: dict[str, str]
@@ -41,9 +41,9 @@ def pods(documents: list[Document]) -> Iterator[Pod]:
     for service in of_kind(documents, "InferenceService"):
         predictor = service["spec"]["predictor"]
         runtime = next(
-            one
-            for one in of_kind(documents, "ServingRuntime")
-            if one["metadata"]["name"] == predictor["model"]["runtime"]
+            document
+            for document in of_kind(documents, "ServingRuntime")
+            if document["metadata"]["name"] == predictor["model"]["runtime"]
         )
         yield Pod(service["metadata"]["name"], {}, runtime["spec"] | predictor)
     for service in of_kind(documents, "RayService"):
@@ -54,17 +54,17 @@ def pods(documents: list[Document]) -> Iterator[Pod]:
 
 
 def servers(documents: list[Document]) -> Iterator[Pod]:
-    """Pods that run sharp-serve. Those of Ray run `ray start`; `rays_pods_have_probes` is for them."""
+    """Yield pods that run sharp-serve. Ray's pods run `ray start` instead, and have policies of their own."""
     return (pod for pod in pods(documents) if not pod.of_ray)
 
 
 def environment(documents: list[Document], container: dict[str, Any]) -> dict[str, str | None]:
-    """The variables of a container; None stands for a value that is known in the cluster only."""
-    maps = {one["metadata"]["name"]: one.get("data", {}) for one in of_kind(documents, "ConfigMap")}
+    """Return the variables of a container. None stands for a value that is known only in the cluster."""
+    maps = {document["metadata"]["name"]: document.get("data", {}) for document in of_kind(documents, "ConfigMap")}
     found: dict[str, str | None] = {}
     for source in container.get("envFrom", []):
         found |= maps.get(source["configMapRef"]["name"], {})
-    return found | {one["name"]: one.get("value") for one in container.get("env", [])}
+    return found | {variable["name"]: variable.get("value") for variable in container.get("env", [])}
 
 
 def settings(documents: list[Document], pod: Pod) -> ServeSettings:

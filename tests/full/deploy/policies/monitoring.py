@@ -3,11 +3,11 @@
 from tests.full.deploy.policies.documents import HTTP_ROUTES, of_kind, pods, settings
 from tests.full.deploy.rendering import Document
 
-JOB = "sharp"  # the alerts' up{job="sharp"}
+JOB = "sharp"  # as in up{job="sharp"} of the alerts
 
 
 def prometheus_can_read(documents: list[Document]) -> list[str]:
-    """A PodMonitor asks in the server's own scheme, under the job that the alerts name, and is let in."""
+    """Find PodMonitors that are not let in, or whose scheme or job differs from the server's and the alerts'."""
     found = []
     for monitor in of_kind(documents, "PodMonitor"):
         for pod in pods(documents):

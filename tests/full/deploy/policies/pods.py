@@ -1,4 +1,4 @@
-"""Policies for every pod: what it may, what it gets, what it mounts and which image it runs."""
+"""Policies for every pod: its rights, its resources, its mounts and its image."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from tests.full.deploy.policies.documents import pods, settings
 from tests.full.deploy.rendering import ROOT, Document
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-# The volumes of the pod security standard "restricted".
+# The kinds of volumes that the pod security standard "restricted" allows.
 VOLUMES = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
 }
@@ -42,7 +42,7 @@ def restricted_pods(documents: list[Document]) -> list[str]:
 
 
 def no_cluster_access(documents: list[Document]) -> list[str]:
-    """No token of the cluster's API, and no variables from the names of other services."""
+    """Find pods that get a token of the cluster's API, or variables from the names of other services."""
     found = []
     for pod in pods(documents):
         if pod.spec.get("automountServiceAccountToken", True):
@@ -76,7 +76,7 @@ def resources_are_set(documents: list[Document]) -> list[str]:
 
 
 def copies_fit_the_disk(documents: list[Document]) -> list[str]:
-    """An emptyDir counts against the pod's limit of ephemeral storage; above it the pod is evicted."""
+    """Find emptyDirs that exceed the pod's limit of ephemeral storage, above which the pod is evicted."""
     found = []
     for pod in pods(documents):
         size = 0.0
@@ -101,7 +101,7 @@ def volumes_are_there(documents: list[Document]) -> list[str]:
             f"{pod.name} mounts {mount['name']}, which is no volume" for mount in mounts if mount["name"] not in volumes
         ]
         found += [
-            f"{pod.name} does not mount {name}" for name in volumes if name not in {one["name"] for one in mounts}
+            f"{pod.name} does not mount {name}" for name in volumes if name not in {mount["name"] for mount in mounts}
         ]
         for name, volume in volumes.items():
             if "secret" in volume and volume["secret"].get("defaultMode", 0o644) & 0o007:
@@ -114,7 +114,7 @@ def volumes_are_there(documents: list[Document]) -> list[str]:
         for file in (chosen.tls_cert, chosen.tls_key, chosen.tls_client_ca, chosen.token_file):
             if file is not None and not any(file.is_relative_to(path) for path in paths):
                 found.append(f"{file} is in no volume")
-        for variable in (one for container in pod.containers for one in container.get("env", [])):
+        for variable in (entry for container in pod.containers for entry in container.get("env", [])):
             if "secretKeyRef" in variable.get("valueFrom", {}):
                 found.append(f"{variable['name']} is a secret in the environment")
     return found

@@ -5,7 +5,10 @@ from tests.full.deploy.rendering import Document
 
 
 def rays_pods_have_probes(documents: list[Document]) -> list[str]:
-    """KubeRay adds the probes that a container does not have, and those run wget, which the image does not hold."""
+    """Find containers without probes of their own.
+
+    KubeRay adds missing probes, and those run wget, which the image lacks.
+    """
     return [
         f"{pod.name} has no {kind} of its own that needs no program"
         for pod in pods(documents)
@@ -17,13 +20,13 @@ def rays_pods_have_probes(documents: list[Document]) -> list[str]:
 
 
 def workers_of_ray_are_kept(documents: list[Document]) -> list[str]:
-    """Some of Ray's workers stay when nodes are drained.
+    """Find Ray clusters all of whose workers may go when nodes are drained.
 
-    A RayCluster does not say how many pods it should have, so only a budget of minAvailable lets any of them go. The
-    head is one pod, which no budget could let go.
+    A RayCluster does not say how many pods it should have, so only a budget with minAvailable lets any pod go. The head
+    is a single pod, which no budget could let go.
     """
     found = []
-    for pod in (one for one in pods(documents) if one.of_ray):
+    for pod in (candidate for candidate in pods(documents) if candidate.of_ray):
         budgets = [
             budget["spec"]
             for budget in of_kind(documents, "PodDisruptionBudget")

@@ -1,4 +1,4 @@
-"""Policies for what documents say of each other: what they select and what they name is there."""
+"""Policies for references between documents: selectors find pods, and named objects exist."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ def _selectors(document: Document) -> Iterator[dict[str, Any]]:
         yield spec["selector"].get("matchLabels", {})
     elif kind == "NetworkPolicy":
         yield spec["podSelector"].get("matchLabels", {})
-        for source in (one for rule in spec["ingress"] for one in rule["from"]):
+        for source in (peer for rule in spec["ingress"] for peer in rule["from"]):
             if "matchLabels" in source.get("podSelector", {}):  # clients are other pods, selected by an expression
                 yield source["podSelector"]["matchLabels"]
     for pod in pods([document]) if kind in ("Deployment", "RayService") else ():
@@ -30,7 +30,7 @@ def selectors_find_the_pods(documents: list[Document]) -> list[str]:
         for selector in _selectors(document):
             if not selector:
                 found.append(f"{document['kind']} {document['metadata']['name']} selects every pod of the namespace")
-            elif not any(selector.items() <= one.items() for one in labels):
+            elif not any(selector.items() <= pod_labels.items() for pod_labels in labels):
                 found.append(f"{document['kind']} {document['metadata']['name']} selects no pod")
     return found
 

@@ -1,4 +1,4 @@
-"""Policies for how many servers there are: autoscalers, and what may take servers away."""
+"""Policies for the number of servers: autoscalers, and everything that may take servers away."""
 
 import re
 
@@ -20,10 +20,12 @@ def one_owner_of_replicas(documents: list[Document]) -> list[str]:
 
 
 def busy_servers_are_kept(documents: list[Document]) -> list[str]:
-    """KEDA counts running requests, too, and asks for more servers before all of them are full."""
+    """Find KEDA scalers that ignore running requests, or that scale up only after all servers are full."""
     found = []
     for scaler in of_kind(documents, "ScaledObject"):
-        asked = {one["metadata"]["query"]: one["metadata"]["threshold"] for one in scaler["spec"]["triggers"]}
+        asked = {
+            trigger["metadata"]["query"]: trigger["metadata"]["threshold"] for trigger in scaler["spec"]["triggers"]
+        }
         running = [float(threshold) for query, threshold in asked.items() if "sharp_requests_running" in query]
         if not running:
             found.append(f"{scaler['metadata']['name']} takes busy servers away when nothing waits")
@@ -47,7 +49,7 @@ def queries_name_the_namespace(documents: list[Document]) -> list[str]:
 
 
 def interruptions_are_limited(documents: list[Document]) -> list[str]:
-    """Every Deployment has a disruption budget that can be met, a network policy, and is spread over nodes."""
+    """Find Deployments without a disruption budget that can be met, a network policy, or a spread over nodes."""
     found = []
     for deployment in of_kind(documents, "Deployment"):
         name = deployment["metadata"]["name"]
@@ -58,13 +60,18 @@ def interruptions_are_limited(documents: list[Document]) -> list[str]:
             if budget["spec"].get("maxUnavailable") in (0, "0%", None):
                 found.append(f"the budget of {name} lets no node be drained")
         keys = {
-            one["topologyKey"] for one in deployment["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+            constraint["topologyKey"]
+            for constraint in deployment["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
         }
         if "kubernetes.io/hostname" not in keys:
             found.append(f"all servers of {name} may be on one node")
         if deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] != 0:
             found.append(f"an update of {name} takes servers away before there are new ones")
-        kinds = {one for policy in of_kind(documents, "NetworkPolicy") for one in policy["spec"]["policyTypes"]}
+        kinds = {
+            policy_type
+            for policy in of_kind(documents, "NetworkPolicy")
+            for policy_type in policy["spec"]["policyTypes"]
+        }
         if kinds != {"Ingress", "Egress"}:
             found.append(f"the network policy of {name} is open")
     return found

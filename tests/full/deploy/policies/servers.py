@@ -1,4 +1,4 @@
-"""Policies for pods that run sharp-serve: its settings, its probes, and the time that it has."""
+"""Policies for pods that run sharp-serve: settings, probes, and the time to start and to end."""
 
 from pydantic import ValidationError
 
@@ -7,7 +7,7 @@ from sharp.serving.server.settings_sources import KNOWN_VARIABLES, PREFIX
 from tests.full.deploy.policies.documents import HTTP_ROUTES, environment, of_kind, servers, settings
 from tests.full.deploy.rendering import Document
 
-# What the end of a server takes beyond its drain: the last step and the last messages.
+# The end of a server takes this much longer than its drain, for the last step and the last messages.
 END_SECONDS = 10
 LOAD_SECONDS = 600
 
@@ -43,7 +43,10 @@ def probes_ask_the_server(documents: list[Document]) -> list[str]:
 
 
 def the_end_has_time(documents: list[Document]) -> list[str]:
-    """The kubelet kills after the grace period, in which preStop, the drain and the last step must fit."""
+    """Find pods whose grace period is too short for preStop, the drain and the last step.
+
+    The kubelet kills a pod after the grace period.
+    """
     found = []
     for pod in servers(documents):
         command = pod.server.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
@@ -57,7 +60,7 @@ def the_end_has_time(documents: list[Document]) -> list[str]:
 
 
 def the_start_has_time(documents: list[Document]) -> list[str]:
-    """A model takes minutes to load; meanwhile the pod is neither killed nor its update given up."""
+    """Find pods that are killed, or whose update is given up, while their model loads, which may take minutes."""
     found = []
     for pod in servers(documents):
         probe = pod.server.get("startupProbe", {})
@@ -71,7 +74,7 @@ def the_start_has_time(documents: list[Document]) -> list[str]:
 
 
 def settings_exist(documents: list[Document]) -> list[str]:
-    """Variables, flags and values are those of the real command."""
+    """Find variables, flags and values that the real command does not have."""
     found = []
     flags = {flag for option in serve.params for flag in (*option.opts, *option.secondary_opts)}
     for pod in servers(documents):
@@ -87,7 +90,7 @@ def settings_exist(documents: list[Document]) -> list[str]:
 
 
 def gpus_are_used(documents: list[Document]) -> list[str]:
-    """With another device than cuda a server may take a GPU and compute on processors."""
+    """Find pods with a GPU whose setting `device` is not cuda, so that they may compute on processors."""
     found = []
     for pod in servers(documents):
         gpu = any(name.startswith("nvidia.com/") for name in pod.server["resources"]["limits"])
@@ -98,7 +101,10 @@ def gpus_are_used(documents: list[Document]) -> list[str]:
 
 
 def tokens_are_required(documents: list[Document]) -> list[str]:
-    """KServe's pods are behind its own gateway, and Ray's are `policies.ray`'s."""
+    """Find Deployments whose servers need no token.
+
+    KServe's pods are behind its own gateway, and `policies.ray` checks Ray's pods.
+    """
     deployed = {deployment["metadata"]["name"] for deployment in of_kind(documents, "Deployment")}
     return [
         f"{pod.name} serves whoever reaches it"
@@ -108,7 +114,7 @@ def tokens_are_required(documents: list[Document]) -> list[str]:
 
 
 def only_named_clients_are_admitted(documents: list[Document]) -> list[str]:
-    """An empty selector is every pod, or every namespace."""
+    """Find network policies with an empty selector, which admits every pod or every namespace."""
     found = []
     for policy in of_kind(documents, "NetworkPolicy"):
         for rule in policy["spec"].get("ingress", []):

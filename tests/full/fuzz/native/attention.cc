@@ -7,7 +7,7 @@
 namespace sharp::fuzz {
 namespace {
 
-using ort::attention::Input;
+using Input = Contiguous::Input;
 
 std::vector<int32_t> lengths(Decoder& decoder, int64_t batch, int64_t most) {
   std::vector<int32_t> made;
@@ -53,13 +53,13 @@ void decode(Decoder& decoder, const OrtCustomOp& op, Call& call) {
   if (decoder.one_in(3))
     for (int64_t left = decoder.number(1, 3); left > 0; --left) decoder.damage(op, call);
 
-  call.has_output.assign(ort::attention::kOutputCount, true);
-  for (size_t output = ort::attention::kPresentKey; output < ort::attention::kOutputCount; ++output)
+  call.has_output.assign(Contiguous::kOutputCount, true);
+  for (size_t output = Contiguous::kPresentKey; output < Contiguous::kOutputCount; ++output)
     call.has_output[output] = !decoder.one_in(8);
-  call.in_place.assign(ort::attention::kOutputCount, -1);
+  call.in_place.assign(Contiguous::kOutputCount, -1);
   if (decoder.one_in(2)) {
-    call.in_place[ort::attention::kPresentKey] = Input::kPastKey;
-    call.in_place[ort::attention::kPresentValue] = Input::kPastValue;
+    call.in_place[Contiguous::kPresentKey] = Input::kPastKey;
+    call.in_place[Contiguous::kPresentValue] = Input::kPastValue;
   }
   if (decoder.one_in(8)) call.inputs.resize(Input::kValue + 1);
   if (call.inputs.size() == Input::kValue + 1) std::fill(call.in_place.begin(), call.in_place.end(), -1);

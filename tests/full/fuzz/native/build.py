@@ -11,16 +11,22 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 TARGETS = ("paged_attention", "attention", "sampling")
 CLANGS = ("clang++", *(f"clang++-{version}" for version in range(22, 13, -1)))
-INCLUDES = ("plugins/cpu", "plugins/onnxruntime", "tests/full/fuzz/native", "build/onnxruntime/usr/include/onnxruntime")
+INCLUDES = (
+    "plugins/cpu",
+    "plugins/op",
+    "plugins/onnxruntime",
+    "tests/full/fuzz/native",
+    "build/onnxruntime/usr/include/onnxruntime",
+)
 
 
 def clang() -> str | None:
-    """A compiler with libFuzzer, or None."""
+    """Return a compiler with libFuzzer, or None."""
     return next((found for name in CLANGS if (found := shutil.which(name))), None)
 
 
 def build_fuzzers(compiler: str, folder: Path) -> dict[str, Path]:
-    """The fuzzers of all targets, under sanitizers, in `folder`; takes some minutes the first time."""
+    """Build the fuzzers of all targets, with sanitizers, in `folder`; takes some minutes the first time."""
     tools = Path(sys.executable).parent
     folder.mkdir(parents=True, exist_ok=True)
     options = (f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-DSHARP_FUZZ=ON")
@@ -32,7 +38,7 @@ def build_fuzzers(compiler: str, folder: Path) -> dict[str, Path]:
 
 
 def build_replay(compiler: str, target: str, folder: Path) -> Path:
-    """A program that runs a target with the installed kernel library over files and random bytes."""
+    """Build a program that runs a target with the installed kernel library over files and random bytes."""
     program = folder / f"replay_{target}"
     sources = [HERE / f"{name}.cc" for name in ("replay", "fake_runtime", target)]
     library = Path(library_path("onnxruntime"))

@@ -1,4 +1,4 @@
-// Bytes of the fuzzer as attributes, shapes and numbers of a call.
+// Turns the fuzzer's bytes into attributes, shapes and numbers of a call.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ class Decoder {
   Decoder(const uint8_t* data, size_t size)
       : data_(data), left_(size), random_(static_cast<uint32_t>(number(0, std::numeric_limits<uint32_t>::max()))) {}
 
-  // As many bytes as the range needs, the first ones as the lowest; `low` once they are used up.
+  // Returns a number from as many bytes as the range needs, lowest first; `low` once the bytes are used up.
   int64_t number(int64_t low, int64_t high) {
     const uint64_t range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low);
     uint64_t found = 0;
@@ -36,7 +36,7 @@ class Decoder {
     return values[number(0, count - 1)];
   }
 
-  // Mostly small, sometimes what nobody expects.
+  // Returns a small number mostly, and sometimes an extreme number.
   float any_float() {
     static const float special[] = {0,   -0.0f,    1e-40f,    1e30f,   -1e30f, std::numeric_limits<float>::max(),
                                     NAN, INFINITY, -INFINITY, 0x1p61f, -1.0f,  1.0f};
@@ -103,7 +103,7 @@ class Decoder {
     return made;
   }
 
-  // Damages an input: its shape, or a number in it, or it is left out where the op allows that.
+  // Damages an input's shape or one of its numbers, or leaves an optional input out.
   void damage(const OrtCustomOp& op, Call& call) {
     const size_t index = static_cast<size_t>(number(0, static_cast<int64_t>(call.inputs.size()) - 1));
     std::unique_ptr<Tensor>& input = call.inputs[index];
@@ -125,7 +125,7 @@ class Decoder {
       if (one_in(4)) shape.push_back(number(0, 2));
       if (one_in(4) && !shape.empty()) shape.pop_back();
       const int64_t elements = elements_of(shape);
-      if (elements < 0 || elements > 1 << 16) return;  // there is no memory for it
+      if (elements < 0 || elements > 1 << 16) return;  // too large for memory
       input = std::make_unique<Tensor>(Tensor::of(op.GetInputType(&op, index), shape));
       if (input->type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32) {
         for (int64_t place = 0; place < elements; ++place) input->as<int32_t>()[place] = any_int();
@@ -195,7 +195,7 @@ inline std::unique_ptr<Tensor> filled(Decoder& decoder, Type type, Shape shape) 
   return made;
 }
 
-// The columns of head_params that a normalizer takes, mostly; null where it takes none and there are no sinks.
+// Returns a tensor with the columns of head_params that a normalizer needs, sometimes with sinks; null without columns.
 inline std::unique_ptr<Tensor> head_params(Decoder& decoder, const Call& call, int64_t q_heads) {
   const auto* name = std::get_if<std::string>(&call.attributes.at("normalizer"));
   const std::string normalizer = name == nullptr ? "" : *name;
@@ -209,7 +209,7 @@ inline std::unique_ptr<Tensor> head_params(Decoder& decoder, const Call& call, i
   return made;
 }
 
-// One of the ops of this name, each of which takes other types.
+// Returns one of the ops with a name, each of which has other types.
 inline const OrtCustomOp& op_named(const std::string& name, Decoder& decoder) {
   std::vector<const OrtCustomOp*> found;
   for (const OrtCustomOp* op : ops())

@@ -6,7 +6,7 @@
 
 extern "C" OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base);
 
-// What the C API hands out as opaque pointers.
+// The types behind the C API's opaque pointers.
 struct OrtStatus {
   OrtErrorCode code;
   std::string message;
@@ -94,7 +94,7 @@ OrtStatus* ORT_API_CALL give_output(OrtKernelContext* context, size_t index, con
 
 const OrtApi* api() {
   static OrtApi api = [] {
-    OrtApi made{};  // what is not set here is not called: a call of it would show at once
+    OrtApi made{};  // a call of a function that is not set here would crash at once
     made.CreateStatus = [](OrtErrorCode code, const char* message) noexcept { return status(code, message); };
     made.GetErrorCode = [](const OrtStatus* status) noexcept { return status->code; };
     made.GetErrorMessage = [](const OrtStatus* status) noexcept { return status->message.c_str(); };
@@ -136,7 +136,7 @@ const OrtApi* api() {
       return nullptr;
     };
     made.KernelContext_GetOutput = give_output;
-    // In one thread, the last first: no order is promised.
+    // One thread, the last part first: a kernel may not rely on any order.
     made.KernelContext_ParallelFor = [](const OrtKernelContext*, void (*body)(void*, size_t), size_t total, size_t,
                                         void* data) noexcept -> OrtStatus* {
       while (total > 0) body(data, --total);
@@ -173,7 +173,7 @@ const OrtApi* api() {
   return &api;
 }
 
-// Whether there is no error. One that is not a sentence for a user is a finding.
+// Returns whether there is no error. An error that is not a sentence for a user is a finding.
 bool succeeded(OrtStatus* error) {
   if (error == nullptr) return true;
   const std::unique_ptr<OrtStatus> owned(error);

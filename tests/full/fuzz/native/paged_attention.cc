@@ -50,51 +50,51 @@ void decode(Decoder& decoder, const OrtCustomOp& op, Call& call) {
       slots.push_back(block < 0 ? -1 : static_cast<int32_t>(block * block_size + position % block_size));
     }
 
-  const Type compute = op.GetInputType(&op, ort::kQuery), cache = op.GetInputType(&op, ort::kKeyCache);
+  const Type compute = op.GetInputType(&op, Paged::kQuery), cache = op.GetInputType(&op, Paged::kKeyCache);
   const bool scaled = cache == ort::kInt8 || cache == ort::kFloat8;
-  call.inputs.resize(ort::kInputCount);
-  const auto set = [&](ort::Input input, std::unique_ptr<Tensor> tensor) { call.inputs[input] = std::move(tensor); };
-  set(ort::kQuery, filled(decoder, compute, {tokens, q_heads, head_dim}));
-  set(ort::kKey, filled(decoder, compute, {tokens, kv_heads, head_dim}));
-  set(ort::kValue, filled(decoder, compute, {tokens, kv_heads, value_dim}));
-  set(ort::kKeyCache, filled(decoder, cache, {blocks, kv_heads, head_dim, block_size}));
-  set(ort::kValueCache, filled(decoder, cache, {blocks, kv_heads, block_size, value_dim}));
-  set(ort::kSlotMapping, ints(slots, {tokens}));
-  set(ort::kBlockTable, ints(table, {sequences, max_blocks}));
-  set(ort::kQueryStart, ints(starts, {sequences + 1}));
-  set(ort::kContextLens, ints(contexts, {sequences}));
-  if (call.attributes.count("normalizer") > 0) set(ort::kHeadParams, head_params(decoder, call, q_heads));
-  if (decoder.one_in(3)) set(ort::kAlibiSlopes, filled(decoder, kFloat, {q_heads}));
-  if (decoder.one_in(3)) set(ort::kCollectStats, boolean(decoder.one_in(2)));
+  call.inputs.resize(Paged::kInputCount);
+  const auto set = [&](Paged::Input input, std::unique_ptr<Tensor> tensor) { call.inputs[input] = std::move(tensor); };
+  set(Paged::kQuery, filled(decoder, compute, {tokens, q_heads, head_dim}));
+  set(Paged::kKey, filled(decoder, compute, {tokens, kv_heads, head_dim}));
+  set(Paged::kValue, filled(decoder, compute, {tokens, kv_heads, value_dim}));
+  set(Paged::kKeyCache, filled(decoder, cache, {blocks, kv_heads, head_dim, block_size}));
+  set(Paged::kValueCache, filled(decoder, cache, {blocks, kv_heads, block_size, value_dim}));
+  set(Paged::kSlotMapping, ints(slots, {tokens}));
+  set(Paged::kBlockTable, ints(table, {sequences, max_blocks}));
+  set(Paged::kQueryStart, ints(starts, {sequences + 1}));
+  set(Paged::kContextLens, ints(contexts, {sequences}));
+  if (call.attributes.count("normalizer") > 0) set(Paged::kHeadParams, head_params(decoder, call, q_heads));
+  if (decoder.one_in(3)) set(Paged::kAlibiSlopes, filled(decoder, kFloat, {q_heads}));
+  if (decoder.one_in(3)) set(Paged::kCollectStats, boolean(decoder.one_in(2)));
   if (scaled) {
-    set(ort::kKeyScale, filled(decoder, kFloat, {blocks, kv_heads}));
-    set(ort::kValueScale, filled(decoder, kFloat, {blocks, kv_heads}));
+    set(Paged::kKeyScale, filled(decoder, kFloat, {blocks, kv_heads}));
+    set(Paged::kValueScale, filled(decoder, kFloat, {blocks, kv_heads}));
   } else if (decoder.one_in(3)) {
     const int64_t screen = (4 * ((head_dim + 3) / 4) + 8) * block_size;
-    set(ort::kKeyScreen, filled(decoder, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, {blocks, kv_heads, screen}));
-    if (decoder.one_in(2)) std::fill_n(call.inputs[ort::kKeyScreen]->data, call.inputs[ort::kKeyScreen]->bytes(), 0);
-    if (decoder.one_in(2)) set(ort::kKeyShift, filled(decoder, kFloat, {kv_heads, head_dim}));
+    set(Paged::kKeyScreen, filled(decoder, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, {blocks, kv_heads, screen}));
+    if (decoder.one_in(2)) std::fill_n(call.inputs[Paged::kKeyScreen]->data, call.inputs[Paged::kKeyScreen]->bytes(), 0);
+    if (decoder.one_in(2)) set(Paged::kKeyShift, filled(decoder, kFloat, {kv_heads, head_dim}));
   }
   if (decoder.one_in(3))
     for (int64_t left = decoder.number(1, 3); left > 0; --left) decoder.damage(op, call);
 
-  call.has_output.assign(ort::kOutputCount, true);
-  for (size_t output = ort::kKeyScaleOut; output < ort::kOutputCount; ++output)
+  call.has_output.assign(Paged::kOutputCount, true);
+  for (size_t output = Paged::kKeyScaleOut; output < Paged::kOutputCount; ++output)
     call.has_output[output] = !decoder.one_in(8);
   const bool in_place = decoder.one_in(2);
-  call.in_place = {-1, ort::kKeyCache, ort::kValueCache, -1, ort::kKeyScale, ort::kValueScale, ort::kKeyScreen};
+  call.in_place = {-1, Paged::kKeyCache, Paged::kValueCache, -1, Paged::kKeyScale, Paged::kValueScale, Paged::kKeyScreen};
   if (!in_place) std::fill(call.in_place.begin(), call.in_place.end(), -1);
-  if (decoder.one_in(8)) call.inputs.resize(ort::kContextLens + 1);
+  if (decoder.one_in(8)) call.inputs.resize(Paged::kContextLens + 1);
 }
 
-// What the blocks held before the call, so that those without a slot can be compared with it.
+// Returns the content of the blocks, so that blocks without a slot can be compared after the call.
 std::vector<char> copy_of(const Tensor& tensor) { return {tensor.data, tensor.data + tensor.bytes()}; }
 
-void compare(const Call& call, ort::Input input, ort::Output output, const std::vector<char>& before) {
+void compare(const Call& call, Paged::Input input, Paged::Output output, const std::vector<char>& before) {
   const Tensor& cache = *call.inputs[input];
   const Tensor& after = *call.output_of[output];
-  const int64_t blocks = cache.shape[0], block_size = call.inputs[ort::kKeyCache]->shape[3];
-  const Tensor& slots = *call.inputs[ort::kSlotMapping];
+  const int64_t blocks = cache.shape[0], block_size = call.inputs[Paged::kKeyCache]->shape[3];
+  const Tensor& slots = *call.inputs[Paged::kSlotMapping];
   std::vector<bool> written(blocks, false);
   for (int64_t token = 0; token < slots.elements(); ++token)
     if (slots.as<int32_t>()[token] >= 0) written[slots.as<int32_t>()[token] / block_size] = true;
@@ -115,10 +115,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const OrtCustomOp& op = fuzz::op_named("PagedAttention", decoder);
   fuzz::Call call;
   fuzz::decode(decoder, op, call);
-  const std::vector<char> keys = fuzz::copy_of(*call.inputs[ort::kKeyCache]);
-  const std::vector<char> values = fuzz::copy_of(*call.inputs[ort::kValueCache]);
+  const std::vector<char> keys = fuzz::copy_of(*call.inputs[Paged::kKeyCache]);
+  const std::vector<char> values = fuzz::copy_of(*call.inputs[Paged::kValueCache]);
   if (!fuzz::run(op, call)) return 0;
-  fuzz::compare(call, ort::kKeyCache, ort::kKeyCacheOut, keys);
-  fuzz::compare(call, ort::kValueCache, ort::kValueCacheOut, values);
+  fuzz::compare(call, Paged::kKeyCache, Paged::kKeyCacheOut, keys);
+  fuzz::compare(call, Paged::kValueCache, Paged::kValueCacheOut, values);
   return 0;
 }

@@ -21,7 +21,7 @@ int main(int count, char** arguments) {
   for (long run = 0; run < runs; ++run) {
     std::minstd_rand random(static_cast<uint32_t>(run + 1));
     std::vector<uint8_t> bytes(8 + random() % 200);
-    const uint32_t zeros = random() % 4;  // so many of four bytes, as most of the fuzzer's inputs are plain calls
+    const uint32_t zeros = random() % 4;  // zeros among four bytes, because most inputs of the fuzzer are plain calls
     for (uint8_t& byte : bytes) byte = random() / 16 % 4 < zeros ? 0 : static_cast<uint8_t>(random() / 16);
     LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
   }

@@ -1,4 +1,4 @@
-// The sampler: whatever the logits are, it samples a token of the vocabulary that may come, or none.
+// Fuzzes the sampler: for any logits it samples an allowed token of the vocabulary, or none.
 #include "sampling.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
   std::abort();
 }
 
-// An array of exactly this size, which does not begin at a multiple of more than its element's.
+// Makes an array of exactly its size, aligned to no more than its elements need.
 template <typename T>
 std::unique_ptr<T[]> array_of(int64_t count) {
   return std::unique_ptr<T[]>(new T[count]);
@@ -34,8 +34,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   decoder.fill(logits);
   const auto samplings = array_of<SharpSampling>(rows);
   for (int64_t row = 0; row < rows; ++row) {
-    // What serving/api/sampling_params.py lets through: temperatures up to 2 and down to the smallest, top_k up to 2^31
-    // - 1.
+    // The range that serving/api/sampling_params.py accepts: any temperature above 0 and up to 2, and top_k up to
+    // 2^31 - 1.
     static const double sharpnesses[] = {1, 0, 0.5, 100, 1e6, 1e30, 1e300};
     static const double top_ks[] = {0, 1, 2, 40, 1e5, 2147483647};
     static const double fractions[] = {1, 0.9, 0.5, 1e-9, 1e-300, 0};

@@ -173,7 +173,7 @@ def test_a_client_that_goes_frees_its_blocks(connect, counting, steps, leave):
         assert status(lambda: list(stream))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     left_at = len(steps)
     wait_for(lambda: idle(steps))
-    assert len(steps) < 60  # of 100: it did not run to its end
+    assert len(steps) < 60  # of 100 steps, so the request did not run to its end
     assert len(steps) - left_at <= 3
 
 

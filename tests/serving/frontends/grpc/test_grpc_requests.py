@@ -1,4 +1,4 @@
-"""What a request of `sharp.v1` can ask for, and what a refused one is told."""
+"""Requests of `sharp.v1` with each field, and the errors of refused requests."""
 
 import asyncio
 import json
@@ -35,16 +35,16 @@ def test_a_stream_ends_after_the_last_of_n_sequences(client):
         client.stream(sampling={"temperature": 3, "seed": 1, "n": 3}, stopping={"max_tokens": 5, "ignore_eos": True})
     )
     finished = [message.finished for message in messages if message.HasField("finished")]
-    assert sorted(one.index for one in finished) == [0, 1, 2]
-    assert [one.last for one in finished] == [False, False, True]
+    assert sorted(end.index for end in finished) == [0, 1, 2]
+    assert [end.last for end in finished] == [False, False, True]
     assert messages[-1].HasField("finished")
     assert len({text_of(messages, index) for index in range(3)}) == 3
-    assert [one.usage.completion_tokens for one in finished] == [5, 5, 5]
+    assert [end.usage.completion_tokens for end in finished] == [5, 5, 5]
 
 
 def test_logprobs_of_completion_and_prompt(client):
     messages = list(client.stream("abc", max_tokens=2, response={"logprobs": 2, "prompt_logprobs": 0}))
-    # The counting model gives the right token the logit 4 and the 256 others 0.
+    # The counting model gives the right token the logit 4 and the 256 other tokens the logit 0.
     likely = 4 - math.log(math.exp(4) + 256)
     prompt = messages[0].prompt_info.prompt_logprobs
     assert [(entry.token_id, len(entry.top)) for entry in prompt] == [(98, 0), (99, 0)]
@@ -234,7 +234,7 @@ def test_a_text_that_is_read_for_longer_than_a_server_waits_is_refused(counting,
                     return [event async for event in stream]
 
             asked = asyncio.create_task(ask())
-            await asyncio.sleep(0)  # it has begun
+            await asyncio.sleep(0)  # let the request begin
             await running.service.drain(0)
             released.set()
             with pytest.raises(DrainingError):

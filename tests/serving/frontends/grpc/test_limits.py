@@ -1,4 +1,4 @@
-"""Messages that do not come, are too large or no messages, and calls without number: each has an end and a sentence."""
+"""Messages that never come, are too large or are invalid, and too many calls, all end with a sentence."""
 
 import threading
 from contextlib import ExitStack, contextmanager
@@ -56,7 +56,7 @@ def test_a_message_that_does_not_come_ends_its_call(start):
 
 def test_a_message_that_does_not_come_gives_way_to_others(start, monkeypatch):
     monkeypatch.setattr(limits, "PATIENCE_SECONDS", 0.1)
-    address = start(max_buffered_bytes=2**20)  # 16 messages at once
+    address = start(max_buffered_bytes=2**20)  # room for 16 messages at once
     with ExitStack() as stack:
         unsent = [stack.enter_context(Unsent(address)) for _ in range(16)]
         client = stack.enter_context(client_of(address))
@@ -108,7 +108,7 @@ def test_calls_are_counted_and_health_is_not(start, monkeypatch):
                 assert status(lambda: list(streaming.call)) == refused
             assert health(address) == health_pb2.HealthCheckResponse.SERVING
         monkeypatch.setattr(limits, "MOST_CALLS", 1)
-        for _ in range(3):  # each has left the count when it ended
+        for _ in range(3):  # each call has left the count when it ended
             assert list(client.stream(max_tokens=2))
 
 

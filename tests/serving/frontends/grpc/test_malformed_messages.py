@@ -1,4 +1,4 @@
-"""Bytes that are no message of their type."""
+"""Bytes that are no message of the expected type are refused."""
 
 import logging
 
@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from sharp.v1 import control_pb2
 
-MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"  # a text of 4 GB that does not come
+MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"  # announces a text of 4 GB that does not come
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,10 @@ MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"  # a text of 4 GB that does not come
     ],
 )
 def test_a_message_that_cannot_be_read_is_the_clients_error(client, method: str, caplog: pytest.LogCaptureFixture):
-    """The status was INTERNAL, and the log had a traceback for each."""
+    """A message that cannot be read is the client's error.
+
+    Once the status was INTERNAL, and the log had a traceback for each such message.
+    """
     caplog.set_level(logging.INFO)
     call = client.channel.stream_stream(method, lambda content: content, lambda content: content)
     with pytest.raises(grpc.RpcError) as caught:

@@ -1,4 +1,4 @@
-"""The numbers of `sharp.v1` are what clients of any age put on the wire: they may be added to, and never changed."""
+"""The numbers of `sharp.v1`, which clients of any age use, may get additions but never change."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def numbers():
 
 def _field(field):
     kind = field.message_type or field.enum_type
-    # Presence too: a field that can be unset means something else than one that cannot.
+    # Presence is part of the protocol, because a field that can be unset differs from a field that cannot.
     label = "repeated " if field.is_repeated else "optional " if field.has_presence else ""
     return f"{field.number} {label}{kind.name if kind else field.type}"
 
@@ -33,5 +33,8 @@ def _method(method):
 
 
 def test_numbers_types_and_presence_are_those_of_before():
-    """After an addition, write `numbers()` to the file; a difference that is no addition breaks clients."""
+    """All numbers, types and presence are as recorded.
+
+    After an addition, write `numbers()` to the file. A difference that is no addition breaks clients.
+    """
     assert numbers() == json.loads(PINNED.read_text())

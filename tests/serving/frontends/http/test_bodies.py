@@ -1,10 +1,12 @@
-"""Bodies: what cannot be valid is refused unread, and what all clients together send is bounded."""
+"""Bodies that cannot be valid are refused unread, and the bodies of all clients together are bounded."""
 
+import gzip
 import json
 import socket
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from contextlib import ExitStack
 from dataclasses import replace
 from unittest.mock import Mock
@@ -35,13 +37,37 @@ def head(path, length):
 
 
 def complete(started, **fields):
-    """(status, message of the error or "", Retry-After)."""
+    """Return the status, the error's message (or ""), and Retry-After."""
     body = json.dumps({"model": "counting", "prompt": "a", "max_tokens": 2, "temperature": 0, **fields}).encode()
     try:
         with urllib.request.urlopen(f"http://{started.http_address}/v1/completions", body, timeout=20) as response:
             return response.status, "", None
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)["error"]["message"], error.headers["Retry-After"]
+
+
+def test_compressed_bodies_are_read_within_the_limit(start):
+    address = start().http_address
+    body = json.dumps({"model": "counting", "prompt": "a", "max_tokens": 2, "temperature": 0}).encode()
+    packed = gzip.compress(body)
+
+    def send(encoding, data):
+        request = urllib.request.Request(
+            f"http://{address}/v1/completions", data, {"Content-Encoding": encoding, "Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                return response.status, json.load(response)["choices"][0]["text"]
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]["message"]
+
+    for encoding, data in (("gzip", packed), ("X-GZIP", packed), ("deflate", zlib.compress(body)), ("identity", body)):
+        assert send(encoding, data) == (200, "bc")
+    assert send("br", body) == (415, "Content-Encoding is 'br'; send the body as it is, or as gzip or deflate")
+    assert send("gzip", gzip.compress(bytes(10**8))) == (413, f"the body has more than {LIMIT} bytes, the limit")
+    assert send("gzip", packed[:-9]) == (400, "the body is compressed, and its end is missing")
+    assert send("gzip", packed + b"x") == (400, "the body goes on after the end of what is compressed")
+    assert send("gzip", body)[1].startswith("the body cannot be decompressed: Error -3")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +91,7 @@ def test_who_sends_all_of_it_nevertheless_reads_the_response(start):
 
 @pytest.fixture
 def buffers(monkeypatch):
-    """Those of the server that has had a request."""
+    """Return a list that gets the buffers of a server with its first request."""
     made, hold = [], Buffers.hold
 
     def recorded(buffers):
@@ -109,7 +135,7 @@ def test_what_waits_to_be_read_is_bounded_and_the_rest_is_told_to_come_back(star
     for asker in askers:
         asker.start()
     assert entered.acquire(timeout=20)
-    while len(statuses) < 3:  # one is read, two wait
+    while len(statuses) < 3:  # one request is being read, and two wait
         askers[0].join(0.01)
     free.set()
     for asker in askers:

@@ -1,4 +1,4 @@
-"""Names, templates, calls and thoughts of a model, as its server's flags say."""
+"""The server's flags choose a model's name, template, form of tool calls, and form of reasoning."""
 
 import json
 
@@ -35,7 +35,7 @@ def connect(start_server, folder):
 
 
 def say(client, text, *, stream=False, model="formed", **body):
-    """The message that consists of `text`, and the finish reason."""
+    """Generate the message that consists of `text`; return the message and the finish reason."""
     body = {"temperature": 0, "guided_choice": [text], "max_tokens": 100, **body}
     messages = [{"role": "user", "content": "a"}]
     response = client.chat.completions.create(model=model, messages=messages, stream=stream, extra_body=body)
@@ -67,6 +67,28 @@ def test_a_template_of_the_flag(connect):
     assert response.usage.prompt_tokens == len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_a_message_that_the_template_leaves_out_is_named(start_server, tmp_path):
+    folder = write_folder(tmp_path / "cutting", hashing=0)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    )
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a"}]
+    body = {"messages": messages, "max_tokens": 1}
+    responses = []
+    for policy in ("error", "warn"):
+        address = start_server(folder, api=ApiConfig(on_dropped_content=policy)).http_address
+        responses.append(requests.post(f"http://{address}/v1/chat/completions", json=body, timeout=20))
+    assert [response.status_code for response in responses] == [400, 200]
+    assert responses[0].json()["error"] == {
+        "message": "messages has 2 entries, and the model's chat template leaves out the text of a message of the role "
+        "'system', number 1; send it in another role, or start the server with --on-dropped-content warn",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": None,
+    }
+    assert responses[1].json()["usage"]["prompt_tokens"] == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_thoughts_are_apart(connect, stream):
     client = connect(reasoning_parser="qwen3")
@@ -93,7 +115,7 @@ def test_what_must_match_has_no_thoughts(connect):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_is_cut_off_does_not_leak(connect, stream):
     client = connect(tool_parser="hermes")
-    # Calls are required, so the model begins one; the limit cuts it off.
+    # Tool calls are required, so the model begins a call, which the limit cuts off.
     for tokens in (5, 14, 20):
         body = {"guided_choice": None, "tools": [TOOL], "tool_choice": "required", "max_tokens": tokens}
         message, reason = say(client, "", stream=stream, **body)

@@ -1,4 +1,4 @@
-"""What clients look for in errors and headers: OpenAI's codes, ids of requests, and what browsers ask."""
+"""Errors and headers have what clients look for: OpenAI's codes, ids of requests, and CORS for browsers."""
 
 import json
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_browsers_of_allowed_origins_are_admitted(address):
         allowed = requests.options(address + path, headers={**asked, "origin": ORIGIN}, timeout=10)
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, ORIGIN)
         assert "authorization" in allowed.headers["access-control-allow-headers"]
-        assert requests.options(address + path, headers={**asked, "origin": "https://x"}, timeout=10).status_code == 400
+        assert requests.options(address + path, headers={**asked, "origin": "https://x"}, timeout=10).status_code == 403
     for body in (BODY, {**BODY, "stream": True}, {"prompt": []}):
         response = requests.post(f"{address}/v1/completions", json=body, headers={"origin": ORIGIN}, timeout=10)
         assert response.headers["access-control-allow-origin"] == ORIGIN

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` of an exported BERT: what sentence-transformers computes, by OpenAI's client and as plain JSON."""
+"""`/v1/embeddings` of an exported BERT equals sentence-transformers, for OpenAI's client and as plain JSON."""
 
 import asyncio
 import base64
@@ -75,14 +75,14 @@ def post(server, path="/v1/embeddings", **body):
 def vectors(server, inputs, **fields):
     status, body = post(server, input=inputs, **fields)
     assert status == 200, body
-    return np.array([one["embedding"] for one in body["data"]])
+    return np.array([entry["embedding"] for entry in body["data"]])
 
 
 def test_they_are_those_of_sentence_transformers(client, reference):
-    response = client.embeddings.create(model="bert-model", input=TEXTS)  # the client asks for base64
-    found = np.array([one.embedding for one in response.data])
+    response = client.embeddings.create(model="bert-model", input=TEXTS)  # the client requests base64
+    found = np.array([entry.embedding for entry in response.data])
     assert np.abs(found - reference.encode(TEXTS)).max() < 1e-5
-    assert [one.index for one in response.data] == list(range(len(TEXTS)))
+    assert [entry.index for entry in response.data] == list(range(len(TEXTS)))
     tokens = sum(len(reference.tokenizer(text)["input_ids"]) for text in TEXTS)
     assert response.usage.prompt_tokens == response.usage.total_tokens == tokens
     assert response.model == "bert-model"
@@ -264,7 +264,7 @@ def test_a_client_that_goes_leaves_nothing(start_server, folder, monkeypatch):
 
     wait_for(lambda: metric('finish_reason="cancelled"').endswith(" 1.0"))
     texts = metric("sharp_encoder_batch_texts_sum")
-    assert float(texts.split()[-1]) < 50  # the others were never computed
+    assert float(texts.split()[-1]) < 50  # the other texts were never computed
 
 
 def test_a_full_queue_says_when_to_come_back(start_server, folder, monkeypatch):

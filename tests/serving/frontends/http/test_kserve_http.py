@@ -1,4 +1,7 @@
-"""KServe's protocol and Triton's extensions over HTTP. `tritonclient.http` itself is in tests/full/clients."""
+"""KServe's protocol and Triton's extensions over HTTP.
+
+`tritonclient.http` itself is tested in tests/full/clients.
+"""
 
 import json
 import logging
@@ -40,7 +43,7 @@ def test_what_a_client_asks_first(address):
     assert get("").json()["name"] == "sharp"
     for path in ("/health/live", "/health/ready", "/models/counting/ready", "/models/counting/versions/1/ready"):
         assert get(path).status_code == 200
-    # kserve's own client reads these bodies, Triton's goes by the status.
+    # kserve's own client reads these bodies; Triton's goes by the status.
     assert (get("/health/live").json(), get("/health/ready").json()) == ({"live": True}, {"ready": True})
     assert get("/models/counting/ready").json() == {"name": "counting", "ready": True}
     metadata = get("/models/counting").json()
@@ -98,7 +101,7 @@ def test_inference_with_binary_tensors(address):
         assert response.content[length : length + 7] == b"\3\0\0\0bcd"
 
 
-def test_generate_and_generate_stream(address):
+def test_generate(address):
     body = {"text_input": "a", "max_tokens": 3, "parameters": {"temperature": 0}}
     whole = requests.post(f"{address}/models/counting/generate", json=body, timeout=20).json()
     assert (whole["text_output"], whole["finish_reason"]) == (
@@ -112,12 +115,24 @@ def test_generate_and_generate_stream(address):
     for wrong, message in (({"stream": True}, "generate_stream"), ({"exclude_input_in_output": "no"}, "true or false")):
         refused = requests.post(f"{address}/models/counting/generate", json={**body, **wrong}, timeout=20)
         assert (refused.status_code, message in refused.json()["error"]) == (400, True), refused.text
+
+
+def counts(address: str) -> tuple[int, int]:
+    """Return how many requests succeeded, and how many failed."""
+    (stats,) = requests.get(f"{address}/models/counting/stats", timeout=20).json()["model_stats"]
+    return stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]
+
+
+def test_generate_stream(address):
+    body = {"text_input": "a", "max_tokens": 3, "parameters": {"temperature": 0}}
+    before = counts(address)
     stream = requests.post(f"{address}/models/counting/generate_stream", json=body, timeout=20)
     events = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n") if line]
     assert "".join(event["text_output"] for event in events) == "bcd"
     assert events[-1]["triton_final_response"] is True
     refused = requests.post(f"{address}/models/counting/generate_stream", json={**body, "top_p": 2}, timeout=20)
     assert (refused.status_code, refused.json()["error"][:10]) == (400, "top_p is 2")
+    assert counts(address) == (before[0] + 1, before[1] + 1)
 
 
 OF_VLLM = {
@@ -135,7 +150,7 @@ OF_VLLM = {
 
 
 def generate(address, **sampling):
-    """The completion of a text, or the error."""
+    """Return the completion of a text, or the status and the error."""
     body = {"text_input": "abc", "exclude_input_in_output": True, "temperature": 0, "max_tokens": 3, **sampling}
     response = requests.post(f"{address}/models/counting/generate", json=body, timeout=20)
     return response.json()["text_output"] if response.ok else (response.status_code, response.json()["error"])
@@ -247,7 +262,7 @@ def test_other_errors(address):
         ("POST", "/repository/models/counting/load", 404),
         ("GET", "/systemsharedmemory/status", 404),
         ("POST", "/models/counting/ready", 405),
-        ("POST", "/rerank", 400),  # Cohere's path: an error as OpenAI's
+        ("POST", "/rerank", 400),  # a path of Cohere's API, with errors like OpenAI's
     ],
 )
 def test_errors_of_other_paths_are_texts_too(address, method, path, status):

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's responses: texts, bytes and places of tokens; and token ids, as vLLM gives them."""
+"""Logprobs in OpenAI's responses have texts, bytes and offsets of tokens, and, as in vLLM, token ids."""
 
 import openai
 import pytest
@@ -14,7 +14,7 @@ from tests.serving.frontends.http.test_openai import TEMPLATE
 
 STREAMS = pytest.mark.parametrize("stream", [False, True])
 ASKED = {"return_token_ids": True}
-PART = "\ufffd"  # the text of a token that is no whole character
+PART = "\ufffd"  # the text of a token that is not a whole character
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def client(start_server, tmp_path_factory):
 
 
 def complete(client, prompt, *, regex=None, stream=False, **fields):
-    """Text and logprobs of every choice, put together from the parts of a stream."""
+    """Return the text and logprobs of every choice, joined from the parts of a stream."""
     body = {"guided": {"regex": regex}} if regex else {}
     fields = {"temperature": 0, "max_tokens": 8, "logprobs": 1, **fields}
     response = client.completions.create(model="counting", prompt=prompt, stream=stream, extra_body=body, **fields)
@@ -52,7 +52,7 @@ def test_where_tokens_begin(client, stream):
         assert logprobs["text_offset"] == [0, 1, 1, 2, 3, 3, 3]
     ((text, logprobs),) = complete(client, [97, 256, 98], stream=stream, echo=True, max_tokens=1)
     assert (text, logprobs["tokens"]) == ("abc", ["a", "<eos>", "b", "c"])
-    assert logprobs["text_offset"] == [0, 1, 1, 2]  # no text has the special token
+    assert logprobs["text_offset"] == [0, 1, 1, 2]  # the special token has no text
 
 
 def test_the_token_that_came_is_among_the_most_likely(client):
@@ -93,7 +93,7 @@ def test_the_bytes_of_split_characters(client, stream):
     parts = [part.choices[0].logprobs for part in (response if stream else [response]) if part.choices]
     entries = [entry for part in parts if part for entry in part.content]
     assert bytes(byte for entry in entries for byte in entry.bytes).decode() == "€x"
-    assert entries[1].top_logprobs[0].bytes == [0xE3]  # the model counts
+    assert entries[1].top_logprobs[0].bytes == [0xE3]  # the first byte that the counting model expects
 
 
 def test_echoed_logprobs_have_a_limit_for_all_prompts_and_completions(client):
@@ -128,7 +128,7 @@ def test_logprobs_of_completions_that_are_not_streamed_have_a_limit(client, step
         client.chat.completions.create(**words, n=128, top_logprobs=20, max_tokens=100)
     assert caught.value.param == "top_logprobs"
     wait_for(lambda: idle(steps))
-    assert len(steps) < 50  # of the first of two prompts nothing is left
+    assert len(steps) < 50  # the first of the two prompts was aborted, too
     with client.completions.create(model="counting", prompt="a", temperature=0, n=128, stream=True, **fields) as stream:
         assert next(stream).choices[0].logprobs.tokens == ["b"]
 
@@ -139,7 +139,7 @@ def test_a_completion_without_max_tokens_ends_where_its_logprobs_have_their_limi
     response = client.chat.completions.create(
         **words, n=2, logprobs=True, top_logprobs=4, extra_body={"ignore_eos": True}
     )
-    assert [(len(one.logprobs.content), one.finish_reason) for one in response.choices] == [(10, "length")] * 2
+    assert [(len(choice.logprobs.content), choice.finish_reason) for choice in response.choices] == [(10, "length")] * 2
 
 
 def texts_of(tmp_path, tokenizer):
@@ -148,7 +148,7 @@ def texts_of(tmp_path, tokenizer):
 
 
 def sentence_piece(vocabulary, *, unigram=False):
-    """A tokenizer as SentencePiece's: unknown characters are written as bytes."""
+    """Return a tokenizer like SentencePiece's, which writes unknown characters as bytes."""
     if unigram:
         model = models.Unigram([(token, -1.0) for token in vocabulary], unk_id=0, byte_fallback=True)
     else:
@@ -176,7 +176,7 @@ def test_texts_of_tokenizers(tmp_path):
             (PART, b"\xe2", 1),
             ("A", b"A", 1),
             (" a", b" a", 2),
-            (PART, PART.encode(), 1),  # the character itself
+            (PART, PART.encode(), 1),  # the token is the character U+FFFD itself
             (" ", b" ", 1),
         ]
 
@@ -199,7 +199,7 @@ def chat(client, **fields):
 
 
 def token_ids(response, *, stream):
-    """Of every choice, those of its chunks together."""
+    """Return the token ids of every choice, joined from its chunks."""
     found = {}
     for part in response if stream else [response]:
         for choice in part.choices:
@@ -216,7 +216,7 @@ def test_the_completions_endpoint_gives_those_of_prompt_and_completion(client, s
     for part in parts:
         for choice in part.choices:
             if "prompt_token_ids" in choice.model_extra:
-                assert choice.index not in prompts  # the first chunk only
+                assert choice.index not in prompts  # only the first chunk has prompt_token_ids
                 prompts[choice.index] = choice.model_extra["prompt_token_ids"]
     assert [prompts[index] for index in range(4)] == [[97], [97], [107, 108], [107, 108]]
 
@@ -232,7 +232,7 @@ def test_a_chat_has_those_of_the_prompt_once(client, stream):
     response = chat(client, n=2, stream=stream, extra_body=ASKED)
     parts = list(response) if stream else [response]
     assert token_ids(parts if stream else response, stream=stream) == [[98, 99, 100]] * 2
-    assert parts[0].model_extra["prompt_token_ids"] == list(b"uaa")  # by the template
+    assert parts[0].model_extra["prompt_token_ids"] == list(b"uaa")  # the prompt that the template makes
     assert sum("prompt_token_ids" in part.model_extra for part in parts) == (2 if stream else 1)
 
 

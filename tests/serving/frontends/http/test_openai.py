@@ -25,7 +25,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory):
-    """The counting model with a chat template."""
+    """Return a folder of the counting model with a chat template."""
     folder = write_folder(tmp_path_factory.mktemp("models") / "chatting", hashing=0)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eos>"}}))
@@ -84,7 +84,7 @@ def test_completion(client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_attention_statistics_on_demand(client, stream):
     fields = {"stream": stream, "extra_body": {"attention_stats": True, "cache_salt": str(stream)}}
-    # A prompt of 3 and of 4 tokens; the last new token is never attended from.
+    # The prompts have 3 and 4 tokens. The last new token attends to nothing, because it is not computed.
     for response in (complete(client, "abc", **fields), chat(client, "b", max_completion_tokens=3, **fields)):
         response = list(response)[-1] if stream else response
         stats = response.choices[0].model_extra["attention_stats"]
@@ -111,9 +111,9 @@ def test_attention_statistics_of_every_token_of_a_stream(client):
         ]
         *tokens, whole = found
         assert whole["tokens"] == first + 4
-        # A token is sampled after the query before it, the first one after the prompt's last.
-        assert [place for one in tokens for place in one["positions"]] == list(range(first, first + 4))
-        assert all(heads == [[1, 0.5]] for one in tokens for heads in one["normalized_entropy"])
+        # A token is sampled after the query before it. The first token is sampled after the last token of the prompt.
+        assert [place for attention in tokens for place in attention["positions"]] == list(range(first, first + 4))
+        assert all(heads == [[1, 0.5]] for attention in tokens for heads in attention["normalized_entropy"])
 
 
 @pytest.mark.parametrize("given", ["token", 2, []])
@@ -133,8 +133,9 @@ def test_attention_of_tokens_needs_a_stream(client):
 def test_a_number_that_does_not_exist_is_null(client):
     response = complete(client, "a", max_tokens=1, extra_body={"attention_stats": True, "cache_salt": "alone"})
     stats = response.choices[0].model_extra["attention_stats"]
-    assert (stats["tokens"], stats["layers"][0]["normalized_entropy"]) == (1, [None, None])  # ln 1 = 0
-    # The spread of a row with a logit of -infinity, for one.
+    # ln 1 = 0, so the normalized entropy does not exist
+    assert (stats["tokens"], stats["layers"][0]["normalized_entropy"]) == (1, [None, None])
+    # Such a number is, for example, the spread of a row with a logit of -infinity.
     assert json_numbers(np.array([[1.5, np.inf], [np.nan, -np.inf]])) == [[1.5, None], [None, None]]
 
 
@@ -168,7 +169,7 @@ def test_logprobs(client):
         ("c", [99], "c"),
     ]
     streamed = [chunk.choices[0].logprobs for chunk in chat(client, logprobs=True, stream=True)]
-    assert [one.content[0].token for one in streamed if one] == ["b", "c", "d", "e"]
+    assert [found.content[0].token for found in streamed if found] == ["b", "c", "d", "e"]
 
 
 def test_the_logprob_of_a_token_that_cannot_come_is_a_number(start_server, tmp_path):
@@ -188,7 +189,7 @@ def test_the_logprob_of_a_token_that_cannot_come_is_a_number(start_server, tmp_p
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_repeats_the_prompt_with_its_logprobs(client, stream):
     def told(prompt, **fields):
-        """Text, tokens and their logprobs of every choice."""
+        """Return the text, tokens and logprobs of every choice."""
         choices = {}
         response = complete(client, prompt, echo=True, stream=stream, **fields)
         for part in response if stream else [response]:
@@ -201,13 +202,13 @@ def test_echo_repeats_the_prompt_with_its_logprobs(client, stream):
                     one[3] += choice.logprobs.top_logprobs
         return [choices[index] for index in range(len(choices))]
 
-    assert [one[0] for one in told([[97, 98], [107, 108]], n=2)] == ["abcdef", "abcdef", "klmnop", "klmnop"]
+    assert [choice[0] for choice in told([[97, 98], [107, 108]], n=2)] == ["abcdef", "abcdef", "klmnop", "klmnop"]
     ((text, tokens, values, tops),) = told("ax", logprobs=1, max_tokens=2)
     assert (text, tokens) == ("axyz", ["a", "x", "y", "z"])
-    assert (values[0], tops[0]) == (None, None)  # nothing predicts the first
+    assert (values[0], tops[0]) == (None, None)  # nothing predicts the first token
     assert tops[1]["b"] - values[1] == pytest.approx(4)  # "x" after "a" is unlikely
     assert tops[2]["y"] == values[2] > -2
-    # What evaluation harnesses ask: the prompt's own probabilities, and nothing new.
+    # Evaluation harnesses request the prompt's own log-probabilities and no new token.
     ((text, tokens, values, _),) = told("abc", logprobs=0, max_tokens=0)
     assert (text, tokens) == ("abc", ["a", "b", "c"])
     assert values[1] == values[2] > -2
@@ -216,7 +217,7 @@ def test_echo_repeats_the_prompt_with_its_logprobs(client, stream):
 def test_chat_whole_and_streamed(client):
     response = chat(client)
     assert (response.choices[0].message.role, response.choices[0].message.content) == ("assistant", "bcde")
-    # "uhi" and "a" by the template, with one special token between them.
+    # The template makes "uhi" and "a", with one special token between them.
     assert response.usage.prompt_tokens == 5
     chunks = list(chat(client, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -282,6 +283,12 @@ def test_a_bad_request_names_the_field(client, fields, param, message):
         complete(client, **fields)
     assert caught.value.param == param
     assert message in str(caught.value)
+
+
+def test_a_limit_of_tokens_is_named_as_the_client_names_it(client):
+    with pytest.raises(openai.BadRequestError, match="max_completion_tokens is -1; it must be") as caught:
+        chat(client, "b", max_completion_tokens=-1)
+    assert caught.value.param == "max_completion_tokens"
 
 
 def test_null_is_as_good_as_nothing(client):
@@ -375,14 +382,14 @@ def test_a_client_that_goes_frees_its_blocks(start_server, chatting, steps, stre
             with pytest.raises(openai.APITimeoutError):
                 complete(client, max_tokens=120, timeout=0.3)
         wait_for(lambda: idle(steps))
-    assert len(steps) < 80  # of 120: it did not run to its end
+    assert len(steps) < 80  # of 120 steps, so the request did not run to its end
 
 
 def test_templates(tmp_path):
     template = ChatTemplate("{% generation %}{{ messages[0] | tojson }}{% endgeneration %}", {})
-    assert template.render([{"content": "<é>"}]) == '{"content": "<é>"}'
+    assert template.render([{"role": "user", "content": "<é>"}]) == '{"role": "user", "content": "<é>"}'
     template = ChatTemplate("{{ messages | tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=True) }}", {})
-    assert template.render([{"b": 1, "a": "é"}]) == '[{"a":"é","b":1}]'
+    assert template.render([{"role": "b", "content": "é"}]) == '[{"content":"é","role":"b"}]'
     refusing = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(FieldError, match="messages do not fit the model's chat template: roles must alternate"):
         refusing.render([])

@@ -1,4 +1,4 @@
-"""How much one response may hold."""
+"""A single response holds a bounded number of tokens, and of bytes for guides."""
 
 import openai
 import pytest
@@ -39,7 +39,7 @@ def test_guides_of_all_prompts_have_a_limit_that_no_waiting_lifts(client, monkey
     with pytest.raises(openai.BadRequestError, match="of 4 prompts takes 32 MB; the limit is 24 MB") as caught:
         client.completions.create(prompt=["a"] * 4, **fields)
     assert caught.value.param == "structured_outputs"
-    assert {one.text for one in client.completions.create(prompt=["a"] * 3, **fields).choices} == {"ab"}
+    assert {choice.text for choice in client.completions.create(prompt=["a"] * 3, **fields).choices} == {"ab"}
 
 
 def test_a_whole_response_has_a_limit_of_tokens(client, monkeypatch):
@@ -49,6 +49,6 @@ def test_a_whole_response_has_a_limit_of_tokens(client, monkeypatch):
     assert caught.value.param == "max_tokens"
     message = {"role": "user", "content": "a"}
     response = client.chat.completions.create(model="counting", messages=[message], n=3, temperature=0)
-    assert response.usage.completion_tokens == 60  # each has its share
+    assert response.usage.completion_tokens == 60  # each of the three completions has its share of the limit
     (text, _), *_ = complete(client, ["a", "b"], n=3, max_tokens=11, stream=True)
     assert len(text) == 11

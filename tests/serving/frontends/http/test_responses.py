@@ -1,4 +1,4 @@
-"""OpenAI's Responses API with the `openai` package, and Anthropic's Messages API as its clients read it."""
+"""OpenAI's Responses API with the `openai` package, and Anthropic's Messages API in the form that its clients read."""
 
 import json
 
@@ -9,7 +9,9 @@ import requests
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.frontends.http.chat_request import ChatRequest
+from sharp.serving.frontends.http.messages_request import MessagesRequest
 from sharp.serving.frontends.http.responses_request import ResponsesRequest
+from sharp.serving.frontends.unknown_fields import UnknownFields
 from tests.serving.conftest import write_folder
 
 TEMPLATE = (
@@ -53,6 +55,15 @@ def test_a_text(client):
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (2, 4, 6)
     assert (response.model, response.max_output_tokens, response.object) == ("responding", 4, "response")
     assert respond(client, instructions="xy").usage.input_tokens == len("sxyua")
+    assert response.usage.input_tokens_details.cache_write_tokens == 0
+    assert "user" not in response.model_fields_set  # OpenAI's description allows a text, and no null
+    assert respond(client, user="ann").user == "ann"
+    assert respond(client, text={}).text.format.type == "text"
+    format_ = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    assert (
+        respond(client, text={"format": format_}).model_dump(by_alias=True, exclude_unset=True)["text"]["format"]
+        == format_
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,8 +230,10 @@ def test_settings_that_are_zero_or_false_come_back_as_they_were_sent(client):
 def test_an_empty_conversation_is_an_error_of_its_own_field():
     empty = FieldError("prompt", "prompt has 0 tokens; it must have at least 1")
     body = {"messages": [{"role": "user", "content": ""}]}
-    assert ChatRequest.model_validate(body).renamed(empty).field == "messages"
-    assert ResponsesRequest.model_validate({"input": ""}).generation().renamed(empty).field == "input"
+    made = ChatRequest.model_validate(body), ResponsesRequest.model_validate({"input": ""}).generation()
+    for request, field in zip(made, ("messages", "input"), strict=True):
+        error = request.renamed(empty)
+        assert (error.field, str(error)) == (field, f"the prompt of {field} has 0 tokens; it must have at least 1")
 
 
 def message(address, headers=None, **fields):
@@ -230,6 +243,12 @@ def message(address, headers=None, **fields):
 
 def events(response):
     return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+
+
+def test_fields_that_anthropic_adds_are_known():
+    more = {"cache_control": {"type": "ephemeral"}, "inference_geo": "eu", "speed": "fast", "diagnostics": {}}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "workspace_id": "w", **more}
+    UnknownFields("error").parse(MessagesRequest, json.dumps(body).encode())
 
 
 def test_a_message(address):

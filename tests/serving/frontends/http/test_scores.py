@@ -1,4 +1,4 @@
-"""`/v1/score` and `/v1/rerank`: what sentence-transformers' `CrossEncoder` computes, and cosines of embeddings."""
+"""`/v1/score` and `/v1/rerank` equal sentence-transformers' `CrossEncoder`, and cosines of embeddings."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_scores_are_those_of_a_cross_encoder(server, reference):
     expected = reference.predict([(QUERY, document) for document in DOCUMENTS])
     status, body = post(server, "/v1/score", text_1=QUERY, text_2=DOCUMENTS)
     assert status == 200
-    assert np.abs(np.array([one["score"] for one in body["data"]]) - expected).max() < 1e-5
+    assert np.abs(np.array([entry["score"] for entry in body["data"]]) - expected).max() < 1e-5
     _, again = post(server, "/score", queries=[QUERY] * 4, documents=DOCUMENTS)
     assert again["data"] == body["data"]
     _, raw = post(server, "/score", text_1=QUERY, text_2=DOCUMENTS[0], use_activation=False)
@@ -54,10 +54,10 @@ def test_documents_come_in_the_order_of_their_scores(server, reference):
     expected = reference.rank(QUERY, DOCUMENTS)
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
         _, body = post(server, path, query=QUERY, documents=DOCUMENTS, top_n=3)
-        assert [one["index"] for one in body["results"]] == [one["corpus_id"] for one in expected[:3]]
+        assert [result["index"] for result in body["results"]] == [entry["corpus_id"] for entry in expected[:3]]
         assert body["results"][0]["document"] == {"text": DOCUMENTS[expected[0]["corpus_id"]]}
-        scores = [one["relevance_score"] for one in body["results"]]
-        assert np.abs(np.array(scores) - [one["score"] for one in expected[:3]]).max() < 1e-5
+        scores = [result["relevance_score"] for result in body["results"]]
+        assert np.abs(np.array(scores) - [entry["score"] for entry in expected[:3]]).max() < 1e-5
     _, body = post(server, "/rerank", query=QUERY, documents=[{"text": "a"}], return_documents=False)
     assert body["results"][0].keys() == {"index", "relevance_score"}
 
@@ -68,9 +68,9 @@ def test_a_model_of_embeddings_scores_by_their_cosine(bi_server, checkpoints):
     model = SentenceTransformer(str(checkpoints["bi"]), device="cpu")
     expected = model.similarity(model.encode([QUERY]), model.encode(DOCUMENTS))[0].numpy()
     _, body = post(bi_server, "/v1/score", text_1=[QUERY], text_2=DOCUMENTS)
-    assert np.abs(np.array([one["score"] for one in body["data"]]) - expected).max() < 1e-5
+    assert np.abs(np.array([entry["score"] for entry in body["data"]]) - expected).max() < 1e-5
     _, body = post(bi_server, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
-    assert [one["index"] for one in body["results"]] == np.argsort(-expected, kind="stable").tolist()
+    assert [result["index"] for result in body["results"]] == np.argsort(-expected, kind="stable").tolist()
 
 
 def test_a_long_pair_is_refused_or_cut(server, reference):

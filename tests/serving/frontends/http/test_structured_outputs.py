@@ -1,4 +1,4 @@
-"""vLLM's structured output as its clients write it."""
+"""vLLM's structured output, in the forms in which its clients write it."""
 
 import json
 
@@ -62,7 +62,7 @@ def text(request, client):
 
 
 def both(name, value):
-    """A constraint in vLLM's form, and in its older one."""
+    """Return a constraint in vLLM's form and in its older form."""
     return [{"structured_outputs": {name: value}}, {f"guided_{name}": value}]
 
 
@@ -118,7 +118,7 @@ def test_any_json_object(text):
     ],
 )
 def test_a_structural_tag_binds_what_follows_its_trigger(text, body):
-    # The model counts on from "a", and so writes the trigger.
+    # The model counts on from "a", so it writes the trigger.
     assert text(**body, temperature=0, max_tokens=8) == "bcd7xyz{"
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from tests.serving.conftest import EOS, MAX_CONTEXT, write_folder
 
-TEMPLATE = "{% for one in messages %}{{ one.content }}<eos>{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}<eos>{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+)
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -97,5 +99,5 @@ def test_a_client_that_goes_in_the_middle_of_its_question_leaves_nothing_in_the_
     with socket.create_connection((host, int(port)), 10) as connection:
         connection.sendall(head.encode() + b'{"prompt":')
     with urllib.request.urlopen(f"http://{host}:{port}/version", timeout=10):
-        pass  # the server has seen the end of the one before
+        pass  # by now the server has seen the end of the earlier connection
     assert [record.message for record in caplog.records] == []

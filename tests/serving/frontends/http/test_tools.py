@@ -1,4 +1,4 @@
-"""Calls of functions: the `openai` package, unchanged, against the server."""
+"""Tool calls: the `openai` package, unchanged, against the server."""
 
 import json
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from sharp.plugins.manifest import read_manifest
+from sharp.core.manifest import read_manifest
 from sharp.serving.api.errors import FieldError
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.engine.guide import GuideCompiler
@@ -22,7 +22,7 @@ from sharp.serving.text.tool_calls import ToolCallParser
 from tests.serving.conftest import EOS, VOCAB, byte_tokenizer, write_folder
 from tests.serving.frontends.http.test_openai import TEMPLATE
 
-# The counting model goes on from the last text of the conversation.
+# The counting model continues from the last text of the conversation.
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for message in messages %}"
     "{% for call in message.tool_calls or [] %}"
@@ -95,7 +95,7 @@ def test_a_streamed_call(client):
         tools=TOOLS,
         tool_choice=choice,
         temperature=0,
-    ) as stream:  # the package's own accumulation of deltas
+    ) as stream:  # the package joins the deltas
         message = stream.get_final_completion().choices[0].message
     assert message.tool_calls[0].function.name == "w"
 
@@ -116,9 +116,9 @@ LOOSE = {"type": "function", "function": {"name": "loose", "parameters": CITY}}
 
 @pytest.fixture(scope="module", params=[(), ("<tool_call>", "</tool_call>", "<think>")], ids=["text", "tokens"])
 def refused_at(request, counting, tmp_path_factory):
-    """`refused_at(text, **fields)`: how much of a text a completion of such a request may begin with; None for all.
+    """Return `refused_at(text, **fields)`, which gives the longest prefix of a text that a request's guide allows.
 
-    The vocabulary has bytes only, or a token for each mark, too.
+    The result is None if the guide allows the whole text. The vocabulary has bytes only, or also a token for each mark.
     """
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in request.param])
@@ -138,6 +138,60 @@ def refused_at(request, counting, tmp_path_factory):
         return None if guide.allowed(size)[EOS] or guide.accept(EOS) else text
 
     return refused
+
+
+def test_a_function_without_parameters_takes_none(refused_at):
+    described = {"type": "object", "properties": {}, "required": [], "title": "Nothing"}
+    for parameters in (None, {}, {"type": "object", "properties": {}}, described):
+        function = {"name": "now", "description": "the time"}
+        function |= {} if parameters is None else {"parameters": parameters}
+        for more in ({"tool_choice": "required"}, {"tools": [STRICT, {"type": "function", "function": function}]}):
+            fields = {"tools": [{"type": "function", "function": function}], **more}
+            assert refused_at(call_text("now", {}), **fields) is None
+            assert refused_at(call_text("now", {"a": 1}), **fields).endswith('"arguments": {')
+    fields = {"tools": [tool("any", {"type": "object"})], "tool_choice": "required"}
+    assert refused_at(call_text("any", {"a": 1}), **fields) is None
+
+
+def test_a_required_call_has_only_the_arguments_that_its_schema_names(refused_at):
+    place = {"type": "object", "properties": {"city": {"type": "string"}}}
+    parameters = {"type": "object", "properties": {"place": place, "all": {"type": "array", "items": place}}}
+
+    def refused(arguments, schema=parameters):
+        found = refused_at(call_text("f", arguments), tools=[tool("f", schema)], tool_choice="required")
+        return found if found is None else found.partition('"arguments": ')[2]
+
+    assert refused({"place": {"city": "Oslo"}, "all": [{"city": "Rome"}]}) is None
+    assert refused({"place": {"city": "Oslo"}, "a": 1}) == '{"place": {"city": "Oslo"}, "a'
+    assert refused({"place": {"town": "Oslo"}}) == '{"place": {"'
+    assert refused({"all": [{"town": "Oslo"}]}) == '{"all": [{"'
+    assert refused({"place": {}, "b": 1}, {**parameters, "additionalProperties": True}) is None
+    combined = {"allOf": [{"properties": {"a": {"const": 1}}}], "properties": {"b": {"const": 2}}}
+    assert refused({"a": 1, "b": 2}, combined) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}),
+        ("guided_json", json.dumps(CITY)),
+        ("structured_outputs", {"json": CITY}),
+        ("guided", {"json": CITY}),
+    ],
+)
+def test_with_a_format_the_schema_binds_the_text_and_tools_bind_calls(refused_at, field, value):
+    fields = {field: value}
+    good = call_text("s", {"city": "Oslo"})
+    for text in ('{"city":"Rome"}', good, f"{good}\n{good}"):
+        assert refused_at(text, **fields) is None
+    assert refused_at('{"city":"Paris"}', **fields) == '{"city":"'
+    assert refused_at("In Rome", **fields) == ""
+    assert refused_at(call_text("loose", {"city": "Paris"}), **fields).endswith('"city": "')
+    assert refused_at(good + '{"city":"Rome"}', **fields) == good
+    assert refused_at(f"{good}\n{good}", parallel_tool_calls=False, **fields) == good
+    assert refused_at('{"city":"Rome"}', tool_choice="required", **fields) == ""
+    assert refused_at(good, tool_choice="none", **fields) == ""
+    assert refused_at('{"a":[1]}', response_format={"type": "json_object"}) is None
 
 
 def test_where_a_model_may_choose_calls_of_strict_functions_obey_their_schemas(refused_at):
@@ -167,7 +221,7 @@ def test_nothing_is_constrained_unless_a_function_is_strict():
 def test_auto_gives_words_or_calls(client):
     response = chat(client, tool_choice="auto", max_completion_tokens=3)
     assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == ("bcd", None)
-    assert response.usage.prompt_tokens == len("wtime" + "ua")  # the template was given the tools
+    assert response.usage.prompt_tokens == len("wtime" + "ua")  # the template got the tools
     assert chat(client, tool_choice="none", max_completion_tokens=3).usage.prompt_tokens == len("ua")
 
 
@@ -186,15 +240,21 @@ def test_results_of_tools_come_back_as_messages(client):
         call["function"]["arguments"] = nothing
         empty = chat(client, messages, max_completion_tokens=3).usage.prompt_tokens
         assert empty == len("wtime" + "ua" + '<tool_call>{"name": "w", "arguments": {}}</tool_call>' + "a" + "tk")
-    call["function"]["arguments"] = {"city": "Oslo"}  # as vLLM takes it
+    call["function"]["arguments"] = {"city": "Oslo"}  # an object, which vLLM also accepts
     assert chat(client, messages, max_completion_tokens=3).usage.prompt_tokens == response.usage.prompt_tokens
     call["function"]["arguments"] = 7
     with pytest.raises(openai.BadRequestError, match=r"arguments cannot be used: .* a text of JSON, or an object"):
         chat(client, messages)
-    for arguments in ("{", "[" * 100_000):
+    # A model may write anything, and a client sends it back. Arguments that are no object reach the template as a text.
+    for arguments, text in (
+        ('{"city": "Os', '"{\\"city\\": \\"Os"'),
+        ('{"a": NaN}', '"{\\"a\\": NaN}"'),
+        ('"Oslo"', '"Oslo"'),
+    ):
         call["function"]["arguments"] = arguments
-        with pytest.raises(openai.BadRequestError, match="messages has a call of 'w' whose arguments are no JSON"):
-            chat(client, messages)
+        written = '<tool_call>{"name": "w", "arguments": ' + text + "}</tool_call>"
+        sent = chat(client, messages, max_completion_tokens=3).usage.prompt_tokens
+        assert sent == len("wtime" + "ua" + written + "a" + "tk")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +270,11 @@ def test_results_of_tools_come_back_as_messages(client):
         ({"tools": [tool("w"), tool("w")]}, "tools", "tools has two functions of the same name"),
         ({"tools": [tool("a b")]}, "tools", "tools.0.function.name cannot be used"),
         ({"tools": [tool("w")] * 129}, "tools", "tools has 129 entries; the limit is 128"),
-        ({"response_format": {"type": "json_object"}}, "tools", "tools and response_format are both set"),
+        (
+            {"extra_body": {"guided_regex": "a"}},
+            "tools",
+            "tools and guided_regex are both set; that needs a JSON schema, or tool_choice none",
+        ),
         (
             {"tools": [tool("w", {"type": "nonsense"})], "tool_choice": "required"},
             "tools",

@@ -20,7 +20,7 @@ from tests.serving.grpc_client import status
 
 @pytest.fixture(scope="module")
 def got(start_server, counting):
-    """What the program printed."""
+    """Run `triton_client.py` against a server, and return the JSON that it printed."""
     program = Path(__file__).with_name("triton_client.py")
     command = [sys.executable, str(program), start_server(counting).grpc_address]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -58,10 +58,13 @@ def test_the_configuration(got):
     config = got["config"]
     assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("counting", "sharp", 0)
     assert config["model_transaction_policy"] == {"decoupled": True}
-    tensors = {one["name"]: (one["data_type"], one["dims"], one.get("optional", False)) for one in config["input"]}
+    tensors = {
+        tensor["name"]: (tensor["data_type"], tensor["dims"], tensor.get("optional", False))
+        for tensor in config["input"]
+    }
     assert tensors["text_input"] == ("TYPE_STRING", ["1"], False)
     assert tensors["stream"] == tensors["return_finish_reason"] == ("TYPE_BOOL", ["1"], True)
-    assert {one["name"]: one["data_type"] for one in config["output"]} == {
+    assert {tensor["name"]: tensor["data_type"] for tensor in config["output"]} == {
         "text_output": "TYPE_STRING",
         "finish_reason": "TYPE_STRING",
         "cumulative_logprob": "TYPE_FP32",
@@ -82,7 +85,7 @@ def test_statistics(got):
 
 def test_what_a_request_may_want_returned(got):
     whole, first, second, last, listed = got["returned"]
-    logprob = math.log(math.exp(4) / (math.exp(4) + 256))  # of every token of the counting model
+    logprob = math.log(math.exp(4) / (math.exp(4) + 256))  # the logprob of every token of the counting model
     assert (whole["text_output"], whole["finish_reason"]) == ("abcd", "length")
     assert (whole["num_input_tokens"], whole["num_output_tokens"]) == (["uint32", 2], ["uint32", 2])
     assert whole["cumulative_logprob"] == ["float32", pytest.approx(2 * logprob, abs=1e-5)]
@@ -97,7 +100,8 @@ def test_what_a_request_may_want_returned(got):
 def test_a_whole_response(got):
     assert (got["whole"], got["without_input"], got["parameters"]) == ("abcde", "bcde", "abc")
     assert got["guided"] in ("ayes", "ano")
-    assert len(got["timeout"]) < 60  # a microsecond; with all its time the completion would have 127 tokens
+    # the time limit is a microsecond; without a limit, the completion would have 127 tokens
+    assert len(got["timeout"]) < 60
 
 
 def test_requests_of_a_stream_run_together_and_fail_alone(got):
@@ -178,7 +182,7 @@ def test_an_input_that_is_there_twice_is_refused(stub):
     twice = request(contents={"bytes_contents": [b"a"]})
     twice.inputs.append(twice.inputs[0])
     code, details = status(lambda: stub.ModelInfer(twice, timeout=20))
-    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "input 'text_input' is there twice")
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "input 'text_input' is there twice; send it once")
 
 
 def test_what_is_too_deep_or_fails_is_the_affair_of_its_request(stub, monkeypatch):
@@ -188,12 +192,12 @@ def test_what_is_too_deep_or_fails_is_the_affair_of_its_request(stub, monkeypatc
     deep.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
         b"[" * 100_000
     )
-    errors = [one.error_message for one in stub.ModelStreamInfer(iter([good, deep, good]), timeout=20)]
+    errors = [response.error_message for response in stub.ModelStreamInfer(iter([good, deep, good]), timeout=20)]
     assert sorted(errors)[:2] == ["", ""]
     assert "input 'sampling_parameters' must be a JSON object: maximum recursion" in max(errors)
     encode, failing = Tokenizer.encode, request(contents={"bytes_contents": [b"defect"]})
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **k: encode(self, text, **k) if text == "a" else 1 / 0)
-    errors = [one.error_message for one in stub.ModelStreamInfer(iter([good, failing]), timeout=20)]
+    errors = [response.error_message for response in stub.ModelStreamInfer(iter([good, failing]), timeout=20)]
     assert sorted(errors) == ["", "the server failed; its log says why"]
 
 
@@ -202,4 +206,4 @@ def test_a_client_that_goes_frees_its_blocks(stub, steps):
     call = stub.ModelStreamInfer(iter([one]), timeout=0.3)
     assert status(lambda: list(call))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     wait_for(lambda: idle(steps))
-    assert len(steps) < 80  # of 120: it did not run to its end
+    assert len(steps) < 80  # of 120 steps, so the request did not run to its end

@@ -1,4 +1,4 @@
-"""Models of sets and of numbers by their own tensors, over gRPC and over HTTP."""
+"""Models of sets and of numbers are served by their own tensors, over gRPC and over HTTP."""
 
 import json
 import threading
@@ -11,14 +11,14 @@ import requests
 import torch
 from click.testing import CliRunner
 
+from sharp.core.errors import InputError
+from sharp.core.manifest import read_manifest
 from sharp.exporter.evaluate import main as evaluate
 from sharp.exporter.forms.uncached.remote_model import RemoteModel
 from sharp.kserve import grpc_service_pb2 as messages
 from sharp.kserve import grpc_service_pb2_grpc
 from sharp.models.evaluation import measure
 from sharp.models.tasks.registry import get_task
-from sharp.plugins.errors import InputError
-from sharp.plugins.manifest import read_manifest
 from sharp.serving.api_config import ApiConfig
 from sharp.serving.config import EngineConfig
 from sharp.serving.tensors.engine import TensorEngine
@@ -28,7 +28,7 @@ from tests.tensor_models import export_tensor_model, numbers_model, set_model
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of each kind the model folder and the model."""
+    """Return the model folder and the model of each kind."""
     models = {"set": (set_model("asentmax"), "max-retrieval"), "numbers": (numbers_model(), None)}
     return {
         kind: (export_tensor_model(tmp_path_factory.mktemp(kind), model, task=task), model)
@@ -135,7 +135,7 @@ def test_a_model_of_numbers_is_evaluated_on_a_server(servers, folders):
 
 def test_the_metadata_has_the_tensors_of_the_model(stubs, url):
     metadata = stubs["set"].ModelMetadata(messages.ModelMetadataRequest(name="model"), timeout=10)
-    described = [(one.name, one.datatype, list(one.shape)) for one in (*metadata.inputs, *metadata.outputs)]
+    described = [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in (*metadata.inputs, *metadata.outputs)]
     assert described == [
         ("items", "FP32", [-1, -1, 11]),
         ("query", "FP32", [-1, 1]),
@@ -168,14 +168,14 @@ def test_json_and_binary_tensors_give_the_same(url, servers, folders):
 def test_a_stream_has_one_response_for_each_request(stubs, folders, kind):
     inputs = [inputs_of(kind, 1, tokens) for tokens in (2, 3)]
     responses = {
-        tuple(one.infer_response.outputs[0].shape): one.infer_response
-        for one in stubs[kind].ModelStreamInfer(iter([message(one) for one in inputs]), timeout=20)
+        tuple(response.infer_response.outputs[0].shape): response.infer_response
+        for response in stubs[kind].ModelStreamInfer(iter([message(given) for given in inputs]), timeout=20)
     }
-    assert all(one.parameters["triton_final_response"].bool_param for one in responses.values())
+    assert all(response.parameters["triton_final_response"].bool_param for response in responses.values())
     if kind == "numbers":
-        for one in inputs:
-            found = values(responses[1, one["numbers"].shape[1], 2])
-            np.testing.assert_allclose(found, expected(folders[kind][1], one), atol=1e-4)
+        for given in inputs:
+            found = values(responses[1, given["numbers"].shape[1], 2])
+            np.testing.assert_allclose(found, expected(folders[kind][1], given), atol=1e-4)
 
 
 WRONG = {
@@ -245,7 +245,8 @@ def test_other_parameters_are_left_out_or_refused_as_the_server_is_told(folders,
     asked = body(inputs_of("set", 1, 3), parameters={"priority": 1})
     assert requests.post(f"{url}/infer", json=asked, timeout=10).status_code == 200
     said = "the field 'priority' of a request is not known here and is left out"
-    assert any(message.startswith(said) for message in caplog.messages)  # with the number of others left out before
+    # the sentence ends with the number of fields that were left out before
+    assert any(message.startswith(said) for message in caplog.messages)
     strict = start_server(folders["set"][0], api=ApiConfig(unknown_fields="error")).http_address
     refused = requests.post(f"http://{strict}/v2/models/model/infer", json=asked, timeout=10)
     assert (refused.status_code, refused.json()) == (
@@ -268,7 +269,7 @@ def test_sizes_are_limited(folders, start_server, stubs):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Steps that end when it is set."""
+    """Return an event; the engine's steps wait until it is set."""
     go, step = threading.Event(), TensorEngine.step
 
     def waiting(engine):
@@ -336,6 +337,8 @@ def test_a_server_that_does_not_respond_is_said(folders, servers):
         RemoteModel("http://127.0.0.1:1", manifest)
     with pytest.raises(InputError, match="has inputs numbers; serve model there"):
         RemoteModel(f"http://{servers['numbers'].http_address}", manifest)
+    with pytest.raises(InputError, match="is no model of a KServe server"):
+        RemoteModel(f"http://{servers['numbers'].http_address}/live?", manifest)
     with pytest.raises(InputError, match="must be an address such as"):
         RemoteModel("127.0.0.1:1", manifest)
     with pytest.raises(InputError, match="is not served here"):

@@ -1,6 +1,7 @@
-"""A program that uses the server as Triton's users do; it prints what it got as JSON.
+"""A program that uses the server as Triton's users do, and prints the responses as JSON.
 
-A process of its own: `tritonclient` and our server bring the same messages, and protobuf allows one copy a process.
+It runs in its own process, because `tritonclient` and our server define the same messages, and protobuf allows one copy
+per process.
 """
 
 import json
@@ -35,7 +36,7 @@ def text(result):
 
 
 def returned(client):
-    """Every output of a whole completion, by name, and of each part of one."""
+    """Return the names of outputs of a whole completion, and of each part of a streamed one."""
     names = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
     tensors = inputs("ab", stream=True, sampling=json.dumps({"temperature": 0, "max_tokens": 2}))
     for name in names:
@@ -61,7 +62,7 @@ def array(values):
 
 
 def numbers():
-    """The numbers of every message and enumeration of Triton's protocol."""
+    """Return the numbers of every message and enumeration of Triton's protocol."""
     files = [service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR]
     found = {name: each for file in files for name, each in file.message_types_by_name.items()}
     numbers = {name: {field.name: field.number for field in each.fields} for name, each in found.items()}
@@ -81,7 +82,7 @@ def error(call):
 
 
 def stream(client):
-    """(request id, text, final, error) of everything that came for three requests of one stream."""
+    """Return (request id, text, final, error) of each response to three requests of one stream."""
     got = queue.Queue()
     client.start_stream(lambda result, error: got.put((result, error)))
     greedy = json.dumps({"temperature": 0, "max_tokens": 3})

@@ -1,1 +1,1 @@
-Bhead_paramsJu¦ƒ?‹[Ñ?ú¥?~Ž—?
+Bhead_paramsJu¦ƒ?*Y–?ú¥?jáö>

@@ -1,1 +1,1 @@
-Bhead_paramsJá^ã?G¬¼?lô”?³ò?
+Bhead_paramsJá^ã?„Cm?lô”?y•È?

@@ -1,0 +1,1 @@
+../../../kubernetes/components/model-from-hub/export_model.py

@@ -1,0 +1,1 @@
+../../../kubernetes/components/model-from-url/fetch_model.py

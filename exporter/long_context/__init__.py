@@ -1,0 +1,1 @@
+"""`sharp evaluate`, which measures what a language model finds in a document, by the length of the document."""
