@@ -42,11 +42,13 @@ test: setup
 	TESTS_FAST_ONLY=1 $(PYTEST) --ignore tests/full -m "not full"
 
 # The slow tests, too; of those with parameters every eighth case (tests/conftest.py). `make test-all` takes all.
-# Ray's clusters come last and alone: Ray gives up nodes that other tests slow down while they start.
+# Tests that failed run again one by one, as on a busy machine some reach the time limits of what they start; a test that
+# fails twice fails the run. Ray's clusters come last and alone: Ray gives up nodes that other tests slow down while they start.
 test-full: export TESTS_SLOW_SHARE := 8
 test-full test-all: export HYPOTHESIS_PROFILE := full
 test-full test-all: setup
-	$(PYTEST) --ignore tests/full/ray
+	$(PYTEST) --junitxml build/tests.xml --ignore tests/full/ray || \
+	  { test $$? = 1 && $(PYTEST) -n 1 --last-failed --last-failed-no-failures none; }
 	$(PYTEST) -n 1 tests/full/ray
 
 # Libraries for tests/full/modules whose pins conflict with ours, without what they depend on and apart from .venv (90 MB),

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,10 @@ hypothesis.settings.register_profile("full", max_examples=80, derandomize=True, 
 hypothesis.settings.register_profile("search", max_examples=300, print_blob=True, **EVERYWHERE)
 hypothesis.settings.register_profile("many", max_examples=50_000, print_blob=True, **EVERYWHERE)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+# The background jobs of a shell, as in CI, ignore SIGINT from their start, and so would every command that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 FULL = TESTS / "full"

@@ -1,7 +1,7 @@
 """Writes `tests/durations.json`: the tests that take over a second, with their seconds.
 
-    make test-all PYTEST_ADDOPTS=--junitxml=all.xml
-    .venv/bin/python -m tests.durations all.xml
+    make test-all
+    .venv/bin/python -m tests.durations build/tests.xml
 
 `tests/conftest.py` leaves out tests by this file. A test that the given files do not name keeps its seconds.
 """
