@@ -15,6 +15,7 @@ from typing import Any, Literal
 import transformers
 from safetensors import safe_open
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from sharp.core.errors import InputError
 from sharp.core.manifest import SamplingDefaults
@@ -205,7 +206,7 @@ def check_config(
     for name in found:
         if not matches(name, (*ignore, *HARMLESS)):
             check_other_names(path / "config.json", facts, content, name)
-    found += _unused_of_rope(content, reads)
+    found += _unused_of_rope(content, facts, reads)
     stated = () if alpha is None else [name for name in ALPHAS if content.get(name) == alpha]
     used = (*USED, *keys_of_authors(content), *stated)
     nested = [name for name in found if isinstance(content.get(name), dict)]
@@ -263,15 +264,22 @@ def _check_patterns(where: Path, content: Mapping[str, Any], facts: PreTrainedCo
             )
 
 
-def _unused_of_rope(content: Mapping[str, Any], reads: ReadKeys) -> list[str]:
-    """Return the keys of RoPE, inside and outside of its dictionaries, that the model did not read."""
+def _unused_of_rope(content: Mapping[str, Any], facts: PreTrainedConfig, reads: ReadKeys) -> list[str]:
+    """Return the keys of RoPE, inside and outside of its dictionaries, that the model did not read.
+
+    RoPE of a type of layers that the model does not have is left out.
+    """
     rope = {name: content[name] for name in ROPE_NAMES if content.get(name) is not None}
+    types = getattr(facts, "layer_types", None)
+    absent = set() if types is None else {*ALLOWED_ATTN_LAYER_TYPES} - {*types}
     if ROPE not in reads.names:
         return list(rope)
     found: list[str] = []
     for name, value in rope.items():
         inner = value.items() if isinstance(value, dict) else [(name, value)]
         for key, setting in inner:
+            if key in absent:
+                continue
             nested = setting.items() if isinstance(setting, dict) else [(None, setting)]
             for last, number in nested:
                 path = key if last is None else f"{key}.{last}"

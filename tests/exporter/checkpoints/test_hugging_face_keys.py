@@ -17,7 +17,8 @@ from tests.exporter.tiny_hugging_face import save, tiny
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
-    return {name: save(tiny(name), root / name) for name in ("llama", "gpt2", "bert", "mistral", "qwen2", "gpt_neox")}
+    names = ("llama", "gpt2", "bert", "mistral", "qwen2", "gpt_neox", "gemma3_text")
+    return {name: save(tiny(name), root / name) for name in names}
 
 
 @pytest.fixture
@@ -115,6 +116,7 @@ def test_a_key_that_would_change_numbers_and_that_nobody_reads_is_refused(change
         ("llama", {"is_causal": True, "activation": "swiglu", "max_sequence_length": 2048, "model_max_length": 2048}),
         ("llama", {"weight_decay": 0.1, "use_mla": False}),
         ("bert", {"directionality": "bidi", "pooler_fc_size": 768, "output_past": True, "is_causal": False}),
+        ("gemma3_text", {"layer_types": ["sliding_attention"] * 2}),  # with RoPE of full layers
     ],
 )
 def test_keys_of_published_models_that_change_nothing_are_read_without_a_word(changed, name, entries):
