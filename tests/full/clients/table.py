@@ -53,6 +53,9 @@ where the description allows more than the server, the model or the other fields
 a number of tokens beyond the context. Every refusal named the field, every response of OpenAI's endpoints was valid by
 the description, and no request failed the server. Run on {date}.
 
+The messages of KServe's protocol have Triton's numbers, and every response of `/v2`, to bodies that Hypothesis made, is
+valid by KServe's OpenAPI description (tests/serving/frontends/kserve).
+
 """
 FIELDS = """
 ## Fields that are refused
