@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sharp.core.cli import SharpCommand
 from sharp.core.table import Table
-from sharp.plugins.cuda.compiler import CAPABILITIES, Image, SpecializedKernel, compile_kernel
+from sharp.plugins.cuda.compiler import CAPABILITIES, TARGETS, Image, SpecializedKernel, compile_kernel
 from sharp.plugins.cuda.package import write_package
 from sharp.plugins.op.attributes import NORMALIZERS
 
@@ -57,7 +57,8 @@ SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "o
     "targets",
     type=click.Choice([*map(str, CAPABILITIES), "ptx"]),
     multiple=True,
-    help="GPU by its compute capability (90 is 9.0), or ptx.  [default: all]",
+    help="GPU by its compute capability (90 is 9.0), or ptx.  "
+    f"[default: {', '.join(map(str, TARGETS))} and ptx, which every GPU from 8.0 on can run]",
 )
 @click.option(
     "--normalizer",
@@ -124,7 +125,7 @@ def main(
     """
     from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 
-    capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, CAPABILITIES), "ptx")]
+    capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, TARGETS), "ptx")]
     if models:
         from sharp.plugins.cuda.model_kernels import options_of_model
 

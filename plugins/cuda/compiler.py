@@ -4,6 +4,8 @@ import builtins
 import hashlib
 import inspect
 import re
+import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +15,19 @@ from typing import Any
 
 from sharp.core.errors import InputError, SharpError
 
-# Compute capabilities that get machine code of their own.
-CAPABILITIES = (80, 86, 89, 90, 100, 120)
-# Bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities).
-MOST_SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+# Bytes of shared memory that a block may have, by compute capability (CUDA programming guide, table of compute
+# capabilities).
+MOST_SHARED = {
+    **dict.fromkeys((80, 87), 163 << 10),
+    **dict.fromkeys((86, 89, 120, 121), 99 << 10),
+    **dict.fromkeys((90, 100, 103, 110), 227 << 10),
+}
+CAPABILITIES = tuple(sorted(MOST_SHARED))  # what kernels are compiled for
+# Machine code for these capabilities runs on later ones of the same major version, too: that of 100 on 103 (B300), that
+# of 120 on 121 (GB10). NVIDIA calls such targets sm_100f and sm_120f; Triton writes for sm_100a and sm_120a only.
+FAMILIES = (100, 120)
+# What `make kernels` compiles for by default. The other capabilities run code of these, but for 110, which runs PTX.
+TARGETS = (80, 86, 89, 90, 100, 120)
 # The driver translates PTX for every other GPU from Ampere on. PTX for sm_80 is used, because what Triton writes for
 # sm_90 and above runs on that GPU only. Every driver that knows a GPU newer than ours reads PTX version 8.5.
 PTX_CAPABILITY, PTX_VERSION = 80, 85
@@ -75,8 +86,8 @@ class Image:
 
     @property
     def target(self) -> str:
-        """The name of the target in NVIDIA's tools: sm_90a, or compute_80 for PTX."""
-        return f"compute_{self.capability}" if self.ptx else f"sm_{self.capability}{'a' * self.exact}"
+        """The name of the target in NVIDIA's tools: sm_90a, sm_100f, or compute_80 for PTX."""
+        return f"compute_{self.capability}" if self.ptx else _target(self.capability)
 
 
 _PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32"}
@@ -86,7 +97,8 @@ HIDDEN_ARGUMENTS = ("global_scratch", "profile_scratch")
 def compile_kernel(kernel: SpecializedKernel, capability: int | None, cache: Path) -> Image:
     """Compile a kernel for a compute capability of `CAPABILITIES` (90 is 9.0), or to PTX for None.
 
-    The folder `cache` keeps compiled kernels, by a hash of source, options and Triton's version; it is made if needed.
+    The folder `cache` keeps compiled kernels with their PTX, by a hash of source, options and Triton's version; it is
+    made if needed.
     Settings of Triton are changed for the whole process, so compile in one thread only.
 
     Raises:
@@ -99,8 +111,9 @@ def compile_kernel(kernel: SpecializedKernel, capability: int | None, cache: Pat
     from triton.errors import TritonError
 
     ptx = capability is None
-    triton.knobs.cache.dir = str(cache / _constants_digest(kernel))
-    triton.knobs.cache.store_binary_only = not ptx
+    folder = cache / _constants_digest(kernel)
+    triton.knobs.cache.dir = str(folder)
+    triton.knobs.cache.store_binary_only = False  # the PTX is read below
     # Line tables are left out, because they would name this machine's folders in every image.
     triton.knobs.compilation.disable_line_info = True
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages, "enable_fp_fusion": True}
@@ -139,15 +152,19 @@ def compile_kernel(kernel: SpecializedKernel, capability: int | None, cache: Pat
             f"kernel {kernel.name} needs {metadata.shared} bytes of shared memory, but compute capability "
             f"{capability or 'of PTX'} has {most} a block; give it smaller tiles or fewer stages"
         )
+    _check_parameters(kernel, compiled.asm["ptx"])
     if ptx:
-        _check_parameters(kernel, compiled.asm["ptx"])
-    content = compiled.asm["ptx"].encode() + b"\0" if ptx else compiled.asm["cubin"]
+        content = compiled.asm["ptx"].encode() + b"\0"
+    elif capability in FAMILIES:
+        content = _family_code(kernel, capability, compiled.asm["ptx"], folder / f"{compiled.hash}.cubin")
+    else:
+        content = compiled.asm["cubin"]
     return Image(
         kernel=kernel.name,
         entry=metadata.name,
         capability=capability or PTX_CAPABILITY,
         ptx=ptx,
-        exact=not ptx and (capability or 0) >= 90,
+        exact=not ptx and _target(capability or 0).endswith("a"),
         content=content,
         shared_bytes=metadata.shared,
         threads=metadata.num_warps * metadata.warp_size,
@@ -156,6 +173,34 @@ def compile_kernel(kernel: SpecializedKernel, capability: int | None, cache: Pat
         tile=kernel.tile,
         seconds=None if hits == [True] else time.monotonic() - began,
     )
+
+
+def _target(capability: int) -> str:
+    """Return the name of a target in NVIDIA's tools: sm_80, sm_90a, sm_100f."""
+    return f"sm_{capability}{'f' if capability in FAMILIES else 'a' if capability >= 90 else ''}"
+
+
+def _family_code(kernel: SpecializedKernel, capability: int, ptx: str, path: Path) -> bytes:
+    """Return the machine code for all GPUs of a family, from Triton's PTX for its first GPU; `path` keeps the code.
+
+    Raises:
+        SharpError: NVIDIA's assembler refused the PTX, because the family lacks what it uses.
+    """
+    from triton import knobs
+
+    if not path.is_file():
+        target = _target(capability)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            source, made = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+            source.write_text(re.sub(r"\.target sm_\w+", f".target {target}", ptx))
+            # the options of Triton's own call
+            options = ("-lineinfo", "-suppress-debug-info", "--regAllocOptLevel=2", f"--gpu-name={target}")
+            command = [knobs.nvidia.ptxas_blackwell.path, *options, str(source), "-o", str(made)]
+            finished = subprocess.run(command, capture_output=True, text=True, check=False)
+            if finished.returncode != 0:
+                raise SharpError(f"kernel {kernel.name} does not assemble for {target}: {finished.stderr.strip()}")
+            made.replace(path)
+    return path.read_bytes()
 
 
 def _constants_digest(kernel: SpecializedKernel) -> str:

@@ -46,28 +46,34 @@ def compile_kernels(model: Path, folder: Path, capability: int) -> tuple[int, in
 def add_kernels(model: Path, capability: int) -> None:
     """Add to the library the kernels of a model that it lacks: from the model folder, or else newly compiled.
 
-    Without Triton or the package onnx, and for a compute capability that is not in `CAPABILITIES`, nothing is compiled;
-    a call of the library then names the first missing kernel.
+    Without Triton or the package onnx nothing is compiled, and it is not known which kernels are missing; a call of the
+    library then names the first one.
 
     Raises:
+        InputError: kernels are missing, and Sharp compiles none for `capability`.
         SharpError: the library is not built, the folder of kernels is damaged or of another version, the model folder
             cannot be used, or Triton refused a kernel.
     """
     library = Library(Path(library_path("cuda")))
     if (model / FOLDER).is_dir():
         library.add_kernels(model / FOLDER)
-    if not all(map(find_spec, NEEDED)):
+    if absent := [package for package in NEEDED if find_spec(package) is None]:
+        logger.info("kernels that are not built in would not be compiled, because this needs %s", " and ".join(absent))
         return
     from sharp.plugins.cuda.compiler import CAPABILITIES
     from sharp.plugins.cuda.kernel_set import kernels_for
     from sharp.plugins.cuda.model_kernels import options_of_model
 
-    if capability not in CAPABILITIES:
-        return
     needed = [kernel.name for kernel in kernels_for(options_of_model(model), capability)]
     missing = [name for name in needed if not library.has_kernel(name, capability)]
     if not missing:
         return
+    if capability not in CAPABILITIES:
+        known = ", ".join(f"{known / 10:.1f}" for known in CAPABILITIES)
+        raise InputError(
+            f"the library has no kernel {missing[0]} for compute capability {capability / 10:.1f}, and Sharp compiles "
+            f"for {known} only; build the library with PTX (make kernels KERNELS='--target ptx --model {model}')"
+        )
     counts = len(missing), len(needed)
     logger.warning("%d of the model's %d kernels are not built in; Triton compiles what its cache lacks", *counts)
     # The library reads the folder at once, so it may be temporary.

@@ -6,7 +6,7 @@ from sharp.plugins.triton.options import Options
 
 DECODE_ROWS = 16  # the minimum of a matrix product
 MOST_PROMPT_ROWS = 128
-LARGE_SHARED_MEMORY = (80, 90, 100)  # capabilities with 163 or 227 KiB per block; 86, 89 and 120 have 99 KiB
+LARGE_SHARED_MEMORY = (80, 87, 90, 100, 103, 110)  # capabilities with 163 or 227 KiB per block; others have 99 KiB
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sharp.core.cli import main
+from sharp.core.errors import InputError
 from sharp.exporter.cli import export
 from sharp.models.checkpoint import save_checkpoint
 from sharp.plugins.cuda import model_package
@@ -104,3 +105,7 @@ def test_a_first_start_compiles_what_is_missing_and_sharp_build_does_before(tmp_
         main, ["build", str(tmp_path / "model"), "--backend", "cuda", "--compute-capability", "75"]
     )
     assert refused.exit_code == 2 and "--compute-capability is 75; kernels are compiled for one of 80" in refused.output
+    (tmp_path / "model" / "kernels").rename(tmp_path / "kernels")
+    found.clear()
+    with pytest.raises(InputError, match=r"has no kernel write_cache .* 13\.0, and Sharp compiles for 8\.0, 8\.6"):
+        model_package.add_kernels(tmp_path / "model", 130)

@@ -29,7 +29,9 @@ def test_every_target_gets_machine_code(cache, capability):
     assert b".text.scale\0" in image.content
     # In NVIDIA's ELF headers, the architecture is the low byte of the flags or a byte beside it.
     assert capability in image.content[48:52]
-    assert (image.target, image.threads) == (f"sm_{capability}" + "a" * (capability >= 90), 128)
+    kind = "f" if capability in (100, 120) else "a" if capability >= 90 else ""
+    assert (image.target, image.threads, image.exact) == (f"sm_{capability}{kind}", 128, kind == "a")
+    assert compile_kernel(scale_kernel(), capability, cache).content == image.content
 
 
 def test_machine_code_has_the_parameters_that_a_launch_passes(cache, tmp_path):
@@ -41,6 +43,13 @@ def test_machine_code_has_the_parameters_that_a_launch_passes(cache, tmp_path):
     parameters = re.findall(r"Ordinal\s*:\s*(0x\w+).*?Size\s*:\s*(0x\w+)", listed)
     # The parameters are x, y, count, factor, and two hidden pointers.
     assert [size for _, size in sorted((int(at, 16), int(size, 16)) for at, size in parameters)] == [8, 8, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize("capability", [90, 100, None])
+def test_another_hidden_parameter_is_refused(cache, monkeypatch, capability):
+    monkeypatch.setattr("sharp.plugins.cuda.compiler.HIDDEN_ARGUMENTS", ("global_scratch",))
+    with pytest.raises(InputError, match=r"scale has the parameters .* in PTX, but should have"):
+        compile_kernel(scale_kernel(), capability, cache)
 
 
 def test_ptx_is_for_every_later_gpu(cache):
