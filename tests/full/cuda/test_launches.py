@@ -311,8 +311,10 @@ def test_a_call_without_queries_or_keys_still_writes_what_it_holds(launch):
         (87, "sm_86"),  # the newest image of the same major version that the device can run
         (89, "sm_86"),
         (90, "sm_90a"),
-        (100, "sm_100a"),
-        (103, "compute_80"),  # sm_100a runs on compute capability 10.0 only
+        (91, "compute_80"),  # sm_90a runs on compute capability 9.0 only
+        (100, "sm_100f"),
+        (103, "sm_100f"),
+        (110, "compute_80"),
         (121, "compute_80"),
     ],
 )
