@@ -51,8 +51,8 @@ typedef struct {
 
 enum { SHARP_SAMPLING_CANDIDATES = 4096 };
 
-/* Compute the bytes of device memory, aligned to 256, for a call of this size or, if `or_smaller` is not 0, for every call
- * with these types and attributes and with sizes up to these. Buffers may be null. */
+/* Compute the bytes of device memory, aligned to 256, for a call of this size or, if `or_smaller` is not 0, for every
+ * call with these types and attributes and with sizes up to these. Buffers may be null. */
 int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, int or_smaller, size_t* bytes);
 
 /* Load every kernel that such a call launches. Buffers may be null. */
