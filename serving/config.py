@@ -259,7 +259,7 @@ class BackendConfig:
         str,
         Setting(
             "Where the weights are on a CPU: copy reads them into memory and compares the copy with the checksums; map "
-            "leaves them in their files; if a file changes, the server stops being ready. auto copies if the memory has "
+            "leaves them in their files; if a file changes, the server stops being ready. auto copies if memory has "
             "room for three times the size of the files.",
             choices=("auto", "copy", "map"),
             group="Memory",
@@ -377,8 +377,8 @@ class EngineConfig:
     async_scheduling: Annotated[
         str,
         Setting(
-            "Plan the next step while a step is computed, and commit a step while the next one is computed. Outputs are "
-            "the same. auto means on for a GPU and off for a CPU.",
+            "Plan the next step while a step is computed, and commit a step while the next one is computed. Outputs "
+            "are the same. auto means on for a GPU and off for a CPU.",
             choices=("auto", "on", "off"),
         ),
     ] = "auto"
