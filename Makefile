@@ -21,7 +21,7 @@ setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	@bash cmake/prerequisites.sh $(PYTHON)
-	@echo "Installing into .venv (about 3 GB)"
+	@echo "Installing into .venv (about 4.1 GB)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'

@@ -313,7 +313,7 @@ def contract_tables() -> dict[str, str]:
 
 def _row(parameter: Parameter) -> str:
     kind = re.sub(r"tensor\((\w+)\)", r"\1", parameter.type)
-    doc = (parameter.doc or (f"{parameter.alias} with what is new" if parameter.alias else "")).replace("|", "&#124;")
+    doc = (parameter.doc or (f"{parameter.alias}, updated" if parameter.alias else "")).replace("|", "&#124;")
     return f"{parameter.name} | {'optional ' * parameter.optional}{kind} | {parameter.shape_text} | {doc}"
 
 
