@@ -21,7 +21,7 @@ DOCKER = ROOT / "deploy" / "docker"
 BASE = "localhost/python:3.11-slim-bookworm"
 BUSYBOX = "localhost/busybox:1.37"
 PROGRAMS = ("buildah", "debootstrap", "podman", "runc", "ip")
-REGISTRY = ROOT / "build" / "registry" / "usr" / "bin" / "docker-registry"
+REGISTRY = shutil.which("docker-registry") or ROOT / "build" / "registry" / "usr" / "bin" / "docker-registry"
 # A folder or page where pip finds a PyTorch for CPUs.
 LINKS = os.environ.get("PIP_FIND_LINKS", "")
 # A build compiles the kernels, which takes minutes on an idle machine.

@@ -22,7 +22,7 @@ if ((${#missing[@]})); then
     exit 2
   fi
 fi
-[ -x "$registry/usr/bin/docker-registry" ] && exit 0
+if command -v docker-registry > /dev/null || [ -x "$registry/usr/bin/docker-registry" ]; then exit 0; fi
 # Installed, the package would start a service that listens on all addresses.
 if command -v apt-get > /dev/null && (cd "$unpacked" && apt-get download docker-registry) > "$log" 2>&1; then
   mkdir -p "$registry" && dpkg-deb -x "$unpacked"/docker-registry_*.deb "$registry"
