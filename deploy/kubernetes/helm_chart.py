@@ -1,6 +1,6 @@
 """Write the Helm chart `deploy/helm/sharp` from the kustomize base and its components.
 
-Run `.venv/bin/python deploy/kubernetes/helm_chart.py` after a change of the manifests. The script renders the base with
+Run `.venv/bin/python -m deploy.kubernetes.helm_chart` after a change of the manifests. The script renders the base with
 combinations of components by `kubectl kustomize`, and merges the results: a part that some combinations lack stands in
 the chart under an `if` over the values that choose these combinations. A test compares the written chart, and renders
 the chart by Helm beside kustomize.
@@ -17,85 +17,21 @@ from typing import Any
 
 import yaml
 
+from deploy.kubernetes.helm_values import (
+    ADDED,
+    BY_KEY,
+    BY_TEXT,
+    CHOICES,
+    IMAGES,
+    NAMESPACE,
+    RELEASE,
+    REPLACED,
+    Variant,
+)
+
 FOLDER = Path(__file__).resolve().parent
 CHART = FOLDER.parent / "helm" / "sharp"
 HEAD = "{{- /* Written by deploy/kubernetes/helm_chart.py; do not edit. */ -}}\n"
-# Stand for the name and the namespace of the release while kustomize renders.
-RELEASE, NAMESPACE = "RELEASE", "RELEASE-NAMESPACE"
-# The value of the chart for each choice, and the components of each option.
-CHOICES: dict[str, dict[Any, list[str]]] = {
-    "hardware": {"cpu": ["cpu"], "nvidia-gpu": ["nvidia-gpu"], "nvidia-mig": ["nvidia-gpu", "nvidia-mig"]},
-    "model.from": {name: [f"model-from-{name}"] for name in ("pvc", "image", "image-volume", "url", "hub")},
-    "monitoring.enabled": {False: [], True: ["monitoring"]},
-    "autoscaling.by": {"none": [], "hpa": ["autoscale-hpa"], "keda": ["autoscale-keda"]},
-    "tls.enabled": {False: [], True: ["tls"]},
-    "inferencePool.enabled": {False: [], True: ["inference-pool"]},
-}
-Variant = dict[str, Any]
-# Scalars of the manifests that are values of the chart: by their key, and by their text.
-BY_KEY = {
-    "MODEL_URL": "model.url",
-    "MODEL_SHA256": "model.sha256",
-    "MODEL_ID": "model.id",
-    "MODEL_OPTIONS": "model.options",
-    "minReplicas": "autoscaling.min",
-    "minReplicaCount": "autoscaling.min",
-    "maxReplicas": "autoscaling.max",
-    "maxReplicaCount": "autoscaling.max",
-    "serverAddress": "autoscaling.prometheus",
-}
-BY_TEXT = {
-    "sharp-tokens": "auth.existingSecret",
-    "sharp-tls": "tls.existingSecret",
-    "sharp-model": "model.existingClaim",
-    "sharp-cache": "model.existingCacheClaim",
-    "sharp-hub": "model.existingHubSecret",
-    "inference-gateway": "inferencePool.gateway.name",
-}
-IMAGES = {
-    "sharp": "image",
-    "sharp-model": "model.image",
-    "sharp-export": "model.exportImage",
-    "ghcr.io/llm-d/llm-d-router-endpoint-picker": "inferencePool.endpointPicker.image",
-}
-TEMPLATE = ("Deployment/sharp", "spec", "template")
-POD = (*TEMPLATE, "spec")
-SERVER = (*POD, "containers", "server")
-PICKER = ("Deployment/sharp-epp", "spec", "template")
-# Parts that a value of the chart replaces as a whole.
-REPLACED = {
-    (*SERVER, "resources"): "resources",
-    (*POD, "nodeSelector"): "nodeSelector",
-    (*POD, "tolerations"): "tolerations",
-    (*PICKER, "spec", "containers", "epp", "resources"): "inferencePool.endpointPicker.resources",
-}
-# Lines at the end of a part of a document.
-PULL_SECRETS = ["{{- with .Values.imagePullSecrets }}", "imagePullSecrets: {{ toJson . }}", "{{- end }}"]
-ADDED = {
-    ("ServiceAccount/sharp",): PULL_SECRETS,
-    ("ServiceAccount/sharp-epp",): PULL_SECRETS,
-    (*TEMPLATE, "metadata"): [
-        "annotations:",
-        '  checksum/settings: {{ list .Chart.Version (omit .Values "replicas" "autoscaling") | toJson | sha256sum }}',
-    ],
-    (*PICKER, "metadata"): ["annotations:", "  checksum/settings: {{ .Chart.Version | sha256sum }}"],
-    ("HTTPRoute/sharp", "spec", "parentRefs", "inference-gateway"): [
-        "{{- with .Values.inferencePool.gateway.namespace }}",
-        "namespace: {{ . }}",
-        "{{- end }}",
-    ],
-    (*TEMPLATE, "metadata", "labels"): [
-        "{{- with .Values.model.version }}",
-        "sharp-model-version: {{ . | quote }}",
-        "{{- end }}",
-    ],
-    (*SERVER, "env"): [
-        "{{- range $name, $value := .Values.settings }}",
-        "- name: {{ $name }}",
-        "  value: {{ $value | quote }}",
-        "{{- end }}",
-    ],
-}
 PLAIN = re.compile(r"(?!(true|false|yes|no|on|off|null|y|n)$)[A-Za-z/][\w./@-]*", re.I)
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 import yaml
 
-from deploy.kubernetes.helm_chart import CHART, CHOICES, files, templates
+from deploy.kubernetes.helm_chart import CHART, files, templates
+from deploy.kubernetes.helm_values import CHOICES
 from tests.full.deploy.policies import POLICIES
 from tests.full.deploy.policies.documents import of_kind, pods
 from tests.full.deploy.policies.pods import VERSION
@@ -97,7 +98,7 @@ def comparable(found):
 
 def test_the_chart_is_what_the_generator_writes():
     written = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
-    assert written == templates(), "run deploy/kubernetes/helm_chart.py"
+    assert written == templates(), "run python -m deploy.kubernetes.helm_chart"
     assert {path.name: path.resolve() for path in (CHART / "files").iterdir()} == files()
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (version["version"], version["appVersion"]) == (VERSION, VERSION)
