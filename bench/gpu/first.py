@@ -63,7 +63,7 @@ CASES: tuple[tuple[Op, dict[str, Any]], ...] = (
 
 
 class Context(NamedTuple):
-    """What a step needs: the folder of what was prepared, the results file, and whether the step's time is left."""
+    """The folder of what was prepared, the results file, and whether the time of the step that gets it is left."""
 
     folder: Path
     output: Path
