@@ -50,14 +50,14 @@ def page_name(asked: str, names: list[str]) -> str:
     Raises:
         NotFoundError: there is no such page; the message suggests a close name, if there is one.
     """
-    wanted = asked.partition("#")[0].removeprefix("docs/").removesuffix(".md")
-    ends = [name for name in names if name.rpartition("/")[2] == wanted]
-    if wanted in names:
-        return wanted
+    requested = asked.partition("#")[0].removeprefix("docs/").removesuffix(".md")
+    ends = [name for name in names if name.rpartition("/")[2] == requested]
+    if requested in names:
+        return requested
     if len(ends) == 1:
         return ends[0]
     by_end = {name.rpartition("/")[2]: name for name in names} | {name: name for name in names}
-    close = get_close_matches(wanted, by_end, 1)
+    close = get_close_matches(requested, by_end, 1)
     hint = f"did you mean {by_end[close[0]]!r}?" if close else "sharp docs lists all pages"
     raise NotFoundError(f"there is no page {asked!r}; {hint}")
 

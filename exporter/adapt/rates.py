@@ -70,7 +70,7 @@ class Rates:
 def measure_rates(
     student: Student, tokens: Tensor, batch: int, length: int, dtype: str | None, advance: Callable[[], None]
 ) -> Rates:
-    """Time two training steps, and forward passes of teacher and student over one and four lengths of a sequence.
+    """Time a few training steps, and forward passes of teacher and student over one and four lengths of a sequence.
 
     No parameter is changed. The forward passes are in float32, as the measurements are.
 

@@ -347,7 +347,7 @@ def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path
     chosen = settings(text, stage="short", norm_options=NormOptions(alpha=2.05))
     report = adapt(teacher(), chosen, tmp_path / "student")
     assert report is not None and report["alpha"] == 2.05
-    assert seen[:-8] == [1.05] * training.PROBE_STEPS  # the speed is measured where a step takes longest
+    assert set(seen[:-8]) == {1.05}  # the speed is measured where a step takes longest
     assert seen[-8:] == pytest.approx([1.05, 1.3, 1.55, 1.8, 2.05, 2.05, 2.05, 2.05])
 
 

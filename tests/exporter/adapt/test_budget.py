@@ -27,7 +27,7 @@ from tests.exporter.adapt.test_adapt import refusals, settings
 # About SmolLM2-135M on two cores: 0.4 s for 256 tokens of the teacher, 0.6 s of the student, 2 s a training step.
 RATES = Rates(PassSeconds(0.0016, 4e-7), PassSeconds(0.0022, 1e-6), 2.0)
 TEXTS = (torch.zeros(25_000, dtype=torch.int64), torch.zeros(2_400, dtype=torch.int64))
-INSTANT = Rates(PassSeconds(0.0), PassSeconds(0.0), 100.0)
+INSTANT = Rates(PassSeconds(0.0), PassSeconds(0.0), 1e4)
 READING, WRITING = 15.0, 5.0
 
 
@@ -144,12 +144,12 @@ def test_a_run_trains_as_many_steps_as_its_budget_allows_and_resumes_to_them(
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(module, "measure_rates", lambda *_: INSTANT)
-    path, chosen, plans = teacher(), settings(text, tokens=24 * 200, budget=1e4), []
+    path, chosen, plans = teacher(), settings(text, tokens=24 * 200, budget=1e6), []
     assert adapt(path, chosen, tmp_path / "student", stop_after=3, on_plan=plans.append) is None
-    assert plan_line(plans[0], 1e4).startswith("Plan: 2,136 tokens in 89 steps, about 148")
-    monkeypatch.setattr(module, "measure_rates", lambda *_: replace(INSTANT, step=200.0))
+    assert plan_line(plans[0], 1e6).startswith("Plan: 2,136 tokens in 89 steps, about 148")
+    monkeypatch.setattr(module, "measure_rates", lambda *_: replace(INSTANT, step=2e4))
     report = adapt(path, chosen, tmp_path / "student", on_plan=plans.append)
-    assert report is not None and report["recipe"]["steps"] == 89  # 100 s each in 9,000 s, less reading
+    assert report is not None and report["recipe"]["steps"] == 89  # 10,000 s each in 900,000 s, less reading
     assert len(plans) == 1
 
 
