@@ -53,7 +53,7 @@ class PhaseBar:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self.progress.add_task("", total=sum(self._shares.values()))
+        self._task = self.progress.add_task(next(iter(self._shares)), total=sum(self._shares.values()))
 
     def __enter__(self) -> "PhaseBar":
         """Show the bar."""
