@@ -278,7 +278,7 @@ _HEAD_INPUTS = (
         flag="alibi",
     ),
     Parameter(
-        "collect_stats", "tensor(bool)", None, "absent or false: `stats` is all zeros and is not computed", optional=True
+        "collect_stats", "tensor(bool)", None, "absent or false: `stats` is zeros and is not computed", optional=True
     ),
 )
 _STATISTICS = (

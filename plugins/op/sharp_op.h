@@ -98,7 +98,7 @@ typedef struct {
   const float* head_params;
   /* [q_heads], the bias of key j for position p is -slope * |j - p|; or null */
   const float* alibi_slopes;
-  /* scalar, absent or false: `stats` is all zeros and is not computed; or null */
+  /* scalar, absent or false: `stats` is zeros and is not computed; or null */
   const uint8_t* collect_stats;
   /* [blocks, kv_heads], for int8 and fp8 caches: a key is scale * number; or null */
   float* key_scale;
@@ -162,7 +162,7 @@ typedef struct {
   const float* head_params;
   /* [q_heads], the bias of key j for position p is -slope * |j - p|; or null */
   const float* alibi_slopes;
-  /* scalar, absent or false: `stats` is all zeros and is not computed; or null */
+  /* scalar, absent or false: `stats` is zeros and is not computed; or null */
   const uint8_t* collect_stats;
   /* type [batch, q_heads, queries, value_dim] */
   void* output;
