@@ -40,6 +40,7 @@ from sharp.exporter.checkpoints.hugging_face_checks import (
     check_size,
     find_architecture,
     fix_longrope,
+    fix_mrope,
     quantization_of,
     reason,
 )
@@ -68,6 +69,7 @@ from sharp.exporter.sources.unknown_keys import UnusedKeys
 from sharp.models.adapted_config import AdaptedConfig
 from sharp.models.adapted_model import AdaptedNorm, read_adapted_norm
 from sharp.models.config import SharpConfig
+from sharp.models.gated_qwen3 import GatedQwen3ForCausalLM, has_gates
 from sharp.models.norms import get_norm
 from sharp.models.trained_attention import ENTRY
 from sharp.plugins.op.attributes import has_place_for_sink
@@ -266,10 +268,12 @@ def _open_folder(path: Path, given: str | None) -> TransformersModel:
     where |= {"local_files_only": True, "trust_remote_code": False}
     try:
         stored = AutoConfig.from_pretrained(**where)
-        prepare_configuration(stored)
+        prepare_configuration(stored, str(path))
         facts = stored.base_config() if isinstance(stored, AdaptedConfig) else stored
         architecture = find_architecture(path, facts)
         loader, head, making = _loader(path, facts, architecture, given)
+        if has_gates(stored):  # an adapted model has a `model_type` of its own, whose class finds the gates
+            loader = GatedQwen3ForCausalLM
         check_size(path, loader, facts, making)
         check_files(path)
         if quantization_of(facts) is None:
@@ -301,6 +305,7 @@ def _open_folder(path: Path, given: str | None) -> TransformersModel:
     beside = left_out(path, model, sorted(map(str, loading["unexpected_keys"])))
     check_finite(path, model)
     fix_longrope(model)
+    fix_mrope(model)
     return TransformersModel(
         model=model.eval(),
         facts=facts,

@@ -59,7 +59,8 @@ def hooked_attention(
         scale = kwargs["scaling"] if options.scale is not None else query.shape[-1] ** -0.5
         return local_attention(query, key, value, scale, options.window, kwargs.get("sharp_mask")), None
     heads = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    return attention(layer, *heads, None, None, options), None
+    # transformers' own implementations return contiguous tensors, and Arcee AFM's gate takes a view of the output.
+    return attention(layer, *heads, None, None, options).contiguous(), None
 
 
 def local_attention(
