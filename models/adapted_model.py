@@ -299,9 +299,11 @@ def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
     """
     found: list[nn.Module] = []
 
-    def probe(module: nn.Module, query: Tensor, *_arguments: Any, **_named: Any) -> tuple[Tensor, None]:
+    def probe(
+        module: nn.Module, query: Tensor, _key: Tensor, value: Tensor, *_arguments: Any, **_named: Any
+    ) -> tuple[Tensor, None]:
         found.append(module)
-        return torch.zeros_like(query).transpose(1, 2).contiguous(), None
+        return value.new_zeros(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
 
     transformers.AttentionInterface.register(PROBE, probe)
     before = model.config._attn_implementation

@@ -120,6 +120,7 @@ ARCHITECTURES = {
         ),
         Architecture("granitemoe_swa", "Granite (sliding window, experts)", notes="as granite_swa; experts"),
         Architecture("solar_open", "Solar Open", notes="experts"),
+        Architecture("diffllama", "DiffLlama", notes="differential attention"),
         Architecture(
             "afmoe",
             "Arcee AFM (Mixture of Experts), Trinity",

@@ -20,6 +20,7 @@ from sharp.core.manifest import PositionScheme, SamplingDefaults
 from sharp.core.vocabulary import check_embeddings
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.checkpoints.authors_models import prepare_configuration
+from sharp.exporter.checkpoints.differential import join_calls
 from sharp.exporter.checkpoints.encoder_heads import (
     HEADS,
     LOADERS,
@@ -62,6 +63,7 @@ from sharp.exporter.checkpoints.trained_norm import TrainedNorm, read_trained_no
 from sharp.exporter.checkpoints.trained_weights import attach_trained_norm
 from sharp.exporter.sources.decoder import Decoder
 from sharp.exporter.sources.hook import HeadShape, probe_heads
+from sharp.exporter.sources.imported_config import ImportedConfig
 from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.sources.source import Source, sha256
 from sharp.exporter.sources.uncached_model import UncachedModel
@@ -306,6 +308,7 @@ def _open_folder(path: Path, given: str | None) -> TransformersModel:
     check_finite(path, model)
     fix_longrope(model)
     fix_mrope(model)
+    join_calls(model)
     return TransformersModel(
         model=model.eval(),
         facts=facts,
@@ -394,7 +397,7 @@ def _config(path: Path, opened: TransformersModel, heads: HeadShape, norm: str) 
     check_embeddings(str(path), vocab_size, embeddings.weight.shape[0])
     ends = getattr(opened.tokenizer, "eos_token_id", None) if architecture.kind == "decoder" else None
     special = special_tokens(path, facts, generation, vocab_size, ends)
-    return SharpConfig(
+    return ImportedConfig(
         vocab_size=vocab_size,
         hidden_size=facts.hidden_size,
         intermediate_size=getattr(facts, "intermediate_size", None) or 4 * facts.hidden_size,
@@ -402,6 +405,7 @@ def _config(path: Path, opened: TransformersModel, heads: HeadShape, norm: str) 
         q_heads=heads.q_heads,
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
+        value_size=heads.value_dim,
         norm=norm,
         positions="rope" if architecture.positions == "rope" else "none",
         trained_context=length,

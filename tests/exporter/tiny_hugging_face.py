@@ -129,6 +129,7 @@ SPECIAL = {
         "topk_group": 1,
         "mlp_layer_types": ["dense", "sparse"],
     },
+    "diffllama": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12},
     "lfm3": {**GROUPED, "head_dim": 12, "sliding_window": 7},
     "qwen3_5_text": {**GROUPED, **FULL, "head_dim": 32},
     "qwen3_5_moe_text": {**GROUPED, **FULL, **MOE, "head_dim": 32, "shared_expert_intermediate_size": 32},

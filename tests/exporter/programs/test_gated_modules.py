@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import entmax
@@ -72,8 +71,8 @@ def test_the_folder_has_the_logits_of_the_gated_module(
     sharp.export(module, IDS, output=tmp_path / "model", untrained_norm=True, **options)
     with torch.no_grad():
         expected = gated(other, gates, squash)(TOKENS)[0]
-    config: Any = SimpleNamespace(layers=1, kv_heads=2, head_dim=gpt.WIDTH // gpt.HEADS)
-    session = PagedSession(tmp_path / "model", config, read_manifest(tmp_path / "model").cache, kernels=True)
+    manifest: Any = read_manifest(tmp_path / "model")
+    session = PagedSession(tmp_path / "model", manifest, manifest.cache, kernels=True)
     session.reset(1, TOKENS.shape[1])
     steps = [session.step([part.numpy()])[0][0] for part in TOKENS[0].split([20, 1, 1, 11])]
     found = torch.cat([torch.from_numpy(step) for step in steps])
