@@ -52,7 +52,7 @@ class GatedQwen3Attention(Qwen3Attention):
         rows = config.num_attention_heads * (self.head_dim + self.gates)
         self.q_proj = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
         if not getattr(config, "use_qk_norm", True):
-            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()  # type: ignore[assignment] # declared as norms
 
     def forward(
         self,
@@ -105,4 +105,5 @@ class GatedQwen3ForCausalLM(Qwen3ForCausalLM):
     @classmethod
     def from_config(cls, config: Qwen3Config, **making: Any) -> "GatedQwen3ForCausalLM":
         """Make a model with random weights, as `AutoModelForCausalLM.from_config` does."""
-        return cls._from_config(config, **making)
+        made: GatedQwen3ForCausalLM = cls._from_config(config, **making)  # type: ignore[no-untyped-call]
+        return made

@@ -23,7 +23,7 @@ class JoinedDifferentialAttention(DiffLlamaAttention):
     transformers' own implementations are called as transformers does, so that the two can be compared.
     """
 
-    def forward(
+    def forward(  # type: ignore[override] # transformers declares that there are always weights
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
@@ -48,7 +48,7 @@ class JoinedDifferentialAttention(DiffLlamaAttention):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         value = torch.cat(value.chunk(2, dim=1), dim=-1).repeat(1, 2, 1, 1)  # [batch, kv_heads, tokens, 2 * head_dim]
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)
+        attend = ALL_ATTENTION_FUNCTIONS[implementation]
         output, weights = attend(
             self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs
         )  # [batch, tokens, q_heads, 2 * head_dim]

@@ -173,7 +173,7 @@ def fix_mrope(model: PreTrainedModel) -> None:
     """
     for module in model.modules():
         if hasattr(module, "recomposition_frequencies"):
-            module.recomposition_frequencies = _frequencies_of_text
+            module.recomposition_frequencies = _frequencies_of_text  # type: ignore[assignment] # a method
 
 
 def _frequencies_of_text(angles: Tensor) -> Tensor:
