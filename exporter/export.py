@@ -316,8 +316,9 @@ def _export_into(
         found=summary(verification, measured),
         expected=expected,
     )
-    # Other tools support exactly one cache per layer, all of the same size, which heads with other norms do not have.
-    if form.cache.form == "contiguous" and not described.norm.heads:
+    # Other tools support exactly one cache per layer, and keys and values of one size in all of them.
+    alike = not described.norm.heads and described.value_dim == described.head_dim
+    if form.cache.form == "contiguous" and alike:
         write_genai_config(staging, described)
         if source.write_config is not None:
             source.write_config(staging)
@@ -446,7 +447,7 @@ def describe(
         q_heads=config.q_heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        value_dim=config.head_dim,
+        value_dim=config.value_dim,
         vocab_size=config.vocab_size,
         max_context=max_context,
         trained_context=config.trained_context,

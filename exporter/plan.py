@@ -116,8 +116,8 @@ def _memory_bytes(weights: int) -> int:
 def _cache_bytes(form: Form) -> float:
     config = form.config
     if form.cache.form == "contiguous":
-        return 2 * config.layers * config.kv_heads * config.head_dim * BYTES["float32"]
-    tensors = cache_tensors(form.cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
+        return config.layers * config.kv_heads * (config.head_dim + config.value_dim) * BYTES["float32"]
+    tensors = cache_tensors(form.cache, config.layers, config.kv_heads, config.head_dim, config.value_dim)
     return sum(tensor.block_bytes for tensor in tensors) / form.cache.block_size
 
 

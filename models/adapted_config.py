@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from sharp.core.errors import InputError
 from sharp.models.adapted_model import MODEL_TYPE, AdaptedNorm, attach, read_adapted_norm
+from sharp.models.gated_qwen3 import GatedQwen3ForCausalLM, has_gates
 
 
 class AdaptedConfig(PreTrainedConfig):
@@ -99,7 +100,7 @@ class AdaptedForCausalLM:
 
 
 def _class_of(base: PreTrainedConfig) -> type[PreTrainedModel]:
-    found: Any = AutoModelForCausalLM._model_mapping[type(base)]
+    found: Any = GatedQwen3ForCausalLM if has_gates(base) else AutoModelForCausalLM._model_mapping[type(base)]
     return adapted_class(found)
 
 

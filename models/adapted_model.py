@@ -221,7 +221,7 @@ def adapted_attention(
     if is_local(module):
         # The mask hides keys that are not near. There is no mask if all keys are near.
         softmax = normalized_attention(query, key, value, scale=kwargs.get("scaling"), mask=attention_mask)
-        return softmax.transpose(1, 2), None
+        return softmax.transpose(1, 2).contiguous(), None
     norm: AttentionNorm = module.sharp_norm  # type: ignore[assignment]  # `attach` has added this module
     described, window = norm.described, kwargs.get("sliding_window")
     causal = getattr(module, "is_causal", True)
@@ -255,7 +255,7 @@ def adapted_attention(
     if not kept:
         if norm.observer is not None:
             norm.observer(own, query, key, value, options)
-        return normalized_attention(query, key, value, **options).transpose(1, 2), None
+        return normalized_attention(query, key, value, **options).transpose(1, 2).contiguous(), None
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for heads, changed in ((own, {}), (kept, {"norm": "softmax", "head_params": None})):
         if heads:
@@ -264,7 +264,7 @@ def adapted_attention(
             if norm.observer is not None:
                 norm.observer(heads, *part, given)
             output[:, list(heads)] = normalized_attention(*part, **given)
-    return output.transpose(1, 2), None
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _of_heads(tensor: Tensor, heads: tuple[int, ...], q_heads: int) -> Tensor:
@@ -299,9 +299,11 @@ def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
     """
     found: list[nn.Module] = []
 
-    def probe(module: nn.Module, query: Tensor, *_arguments: Any, **_named: Any) -> tuple[Tensor, None]:
+    def probe(
+        module: nn.Module, query: Tensor, _key: Tensor, value: Tensor, *_arguments: Any, **_named: Any
+    ) -> tuple[Tensor, None]:
         found.append(module)
-        return torch.zeros_like(query).transpose(1, 2), None
+        return value.new_zeros(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
 
     transformers.AttentionInterface.register(PROBE, probe)
     before = model.config._attn_implementation

@@ -134,6 +134,11 @@ class SharpConfig:
         return get_norm(self.norm)
 
     @property
+    def value_dim(self) -> int:
+        """The number of channels of a value, which is that of a key in models of Sharp's own."""
+        return self.head_dim
+
+    @property
     def scale(self) -> float:
         """The factor of the logits q k: head_dim^-0.5, divided by the temperature under norm fixed-temperature."""
         return float(self.head_dim**-0.5) / self.fixed_temperature

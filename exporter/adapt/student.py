@@ -229,7 +229,9 @@ def _start(model: nn.Module, options: NormOptions) -> None:
 
 
 def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: range | None) -> LoraConfig:
-    """Return the configuration of adapters for all projections of the attention modules, or of those in `layers`.
+    """Return the configuration of adapters for the projections of the attention modules, or of those in `layers`.
+
+    A projection named `gate_proj` gets no adapter.
 
     Raises:
         InputError: `layers` ends after the last layer, or there are no linear projections.
@@ -243,6 +245,8 @@ def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: rang
         if layers is not None and layer not in layers:
             continue
         for child, module in model.get_submodule(name).named_modules():
+            if child == "gate_proj":  # of Arcee AFM, which peft takes for a part of the experts
+                continue
             if isinstance(module, nn.Linear | Conv1D) and ".sharp_norm." not in f".{child}.":
                 targets.append(f"{name}.{child}")
                 transposed = transposed or isinstance(module, Conv1D)

@@ -98,7 +98,11 @@ ARCHITECTURES = {
         Architecture("granitemoeshared", "Granite 3 (shared experts)", notes="as granitemoe"),
         Architecture("hunyuan_v1_moe", "Hunyuan-A13B", notes="normalized queries and keys; experts"),
         Architecture("hy_v3", "Hy3", notes="normalized queries and keys; experts"),
-        Architecture("laguna", "Laguna", notes="normalized queries and keys, sliding window in most layers; experts"),
+        Architecture(
+            "laguna",
+            "Laguna",
+            notes="normalized queries and keys, gated output, sliding window in most layers; experts",
+        ),
         Architecture("mellum", "Mellum 2", notes="normalized queries and keys, sliding window in most layers; experts"),
         Architecture("minimax_m2", "MiniMax-M2", notes="normalized queries and keys; experts"),
         Architecture("qwen2_moe", "Qwen1.5-MoE, Qwen2 (Mixture of Experts)", notes="experts"),
@@ -116,6 +120,30 @@ ARCHITECTURES = {
         ),
         Architecture("granitemoe_swa", "Granite (sliding window, experts)", notes="as granite_swa; experts"),
         Architecture("solar_open", "Solar Open", notes="experts"),
+        Architecture("diffllama", "DiffLlama", notes="differential attention"),
+        Architecture(
+            "afmoe",
+            "Arcee AFM (Mixture of Experts), Trinity",
+            notes="normalized queries and keys, gated output, sliding window in most layers, no positions in the "
+            "others; experts",
+        ),
+        Architecture(
+            "beam",
+            "Beam",
+            notes="as afmoe",
+        ),
+        Architecture(
+            "lfm3",
+            "LFM3",
+            notes="normalized queries and keys, gated output, sliding window; layers of attention only",
+        ),
+        Architecture(
+            "qwen3_5_text",
+            "Qwen3.5 (text)",
+            notes="normalized queries and keys, gated output, part of each head is rotated; layers of attention only",
+        ),
+        Architecture("qwen3_5_moe_text", "Qwen3.5 (text, Mixture of Experts)", notes="as qwen3_5_text; experts"),
+        Architecture("qwen3_next", "Qwen3-Next", notes="as qwen3_5_text; experts"),
         Architecture("bert", "BERT", kind="encoder", positions="learned"),
         Architecture(
             "roberta", "RoBERTa, BabyBERTa", kind="encoder", positions="learned", positions_after_padding=True
@@ -132,4 +160,7 @@ ARCHITECTURES = {
 
 # RoPE variants whose angles depend on the position alone. The angles of other variants change with the length of the
 # sequence. "frequency_factors" is the type that `sharp.exporter.checkpoints.gguf.rope` adds to those of transformers.
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "frequency_factors")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional", "frequency_factors")
+# The entries of `layer_types` whose layers are attention. Others, such as "linear_attention" and "conv", have a state
+# in place of keys and values, or select the keys that a query sees.
+ATTENTION_LAYERS = ("full_attention", "sliding_attention")

@@ -5,14 +5,18 @@
 | deep-spin/asentmax, Gemma 2 | `entmax_alpha` | an entry of `NORMS`: `attn_scale_type`, `poly_fit`, `use_fast_attn` |
 | deep-spin/SparseModernBERT, ModernBERT | `initial_alpha`, or the class's name | entmax in layers that see all tokens |
 | deep-spin/SparseModernBERT, RoBERTa | `initial_alpha`, or the class's name | entmax |
+| qiuzh20/gated_attention, Qwen3 | a key of `GATES` in `sharp.models.gated_qwen3` | softmax, with gates behind it |
 
 Sharp computes what the authors' class computes. `tests/exporter/checkpoints/authors` has numbers of that class for
-every entry of `NORMS`, `POSITIONS` and `CLASSES`. A configuration that no entry describes is refused.
+every entry of `NORMS`, `POSITIONS` and `CLASSES`, and for every gate. A configuration that no entry describes is
+refused.
 """
 
 from typing import Any
 
 from sharp.core.errors import InputError
+from sharp.models.gated_qwen3 import GATES, has_gates, prepare
+from sharp.models.gated_qwen3 import KEYS as GATE_KEYS
 
 DELTA, GAMMA_RANGE = 1, 2  # the constants of `sharp.models.query_scale`
 DEFAULT_ALPHA = 2.0  # for encoders whose configuration has no `initial_alpha`
@@ -38,7 +42,7 @@ CLASSES = {
     for name, model_type in (("ModernBert", "modernbert"), ("Roberta", "roberta"))
     for kind in ("ForMaskedLM", "ForSequenceClassification", "Model")
 }
-DECODER_CLASS = "SparseGemma2ForCausalLM"
+DECODER_CLASSES = (("SparseGemma2ForCausalLM", "gemma2"), ("Qwen3ForCausalLM", "qwen3"))
 GEMMA_KEYS = (
     *("entmax_alpha", "attn_type", "attn_scale_type", "attn_scale_delta", "attn_scale_gamma_range", "poly_fit"),
     *("attn_scale_proj_bias", "alibi_slope_type", "alibi_num_heads", "apply_nape", "apply_rotary", "use_fast_attn"),
@@ -68,26 +72,33 @@ def norm_of_configuration(content: dict[str, Any], where: str) -> dict[str, Any]
 
 
 def keys_of_authors(content: dict[str, Any]) -> tuple[str, ...]:
-    """Return the keys of a `config.json` that `norm_of_configuration` takes into account; empty for other code.
+    """Return the keys of a `config.json` that are read because it is of the authors' code; empty for other code.
 
     Raises:
         InputError: the configuration is of the authors' code and names what Sharp does not have.
     """
+    if content.get("model_type") == "qwen3" and any(name in content for name in GATES):
+        return GATE_KEYS
     if norm_of_configuration(content, "config.json") is None:
         return ()
     return GEMMA_KEYS if content.get("model_type") == "gemma2" else ENCODER_KEYS
 
 
 def is_class_of_authors(name: str, model_type: str) -> bool:
-    """Whether transformers' class of `model_type`, with the norm, stands for the authors' class `name`."""
-    return CLASSES.get(name) == model_type or (name, model_type) == (DECODER_CLASS, "gemma2")
+    """Whether the class that reads `model_type`, with the norm or gates, stands for the authors' class `name`."""
+    return CLASSES.get(name) == model_type or (name, model_type) in DECODER_CLASSES
 
 
-def prepare_configuration(config: Any) -> None:
+def prepare_configuration(config: Any, where: str) -> None:
     """Set, in place, the values in transformers' configuration of a folder that the authors' class fixes in its code.
 
-    A configuration of other code does not change.
+    A configuration of other code does not change. `where` names the folder in messages.
+
+    Raises:
+        InputError: the configuration is of Qwen3 with gates, and a key of them is neither true nor false.
     """
+    if has_gates(config):
+        prepare(config, where)
     if config.model_type == "gemma2" and getattr(config, "entmax_alpha", None) is not None:
         config.layer_types = ["full_attention"] * config.num_hidden_layers
         config.attn_logit_softcapping = None

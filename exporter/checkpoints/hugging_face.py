@@ -20,6 +20,7 @@ from sharp.core.manifest import PositionScheme, SamplingDefaults
 from sharp.core.vocabulary import check_embeddings
 from sharp.exporter.checkpoints.architectures import ARCHITECTURES, Architecture
 from sharp.exporter.checkpoints.authors_models import prepare_configuration
+from sharp.exporter.checkpoints.differential import join_calls
 from sharp.exporter.checkpoints.encoder_heads import (
     HEADS,
     LOADERS,
@@ -40,6 +41,7 @@ from sharp.exporter.checkpoints.hugging_face_checks import (
     check_size,
     find_architecture,
     fix_longrope,
+    fix_mrope,
     quantization_of,
     reason,
 )
@@ -61,6 +63,7 @@ from sharp.exporter.checkpoints.trained_norm import TrainedNorm, read_trained_no
 from sharp.exporter.checkpoints.trained_weights import attach_trained_norm
 from sharp.exporter.sources.decoder import Decoder
 from sharp.exporter.sources.hook import HeadShape, probe_heads
+from sharp.exporter.sources.imported_config import ImportedConfig
 from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.sources.source import Source, sha256
 from sharp.exporter.sources.uncached_model import UncachedModel
@@ -68,6 +71,7 @@ from sharp.exporter.sources.unknown_keys import UnusedKeys
 from sharp.models.adapted_config import AdaptedConfig
 from sharp.models.adapted_model import AdaptedNorm, read_adapted_norm
 from sharp.models.config import SharpConfig
+from sharp.models.gated_qwen3 import GatedQwen3ForCausalLM, has_gates
 from sharp.models.norms import get_norm
 from sharp.models.trained_attention import ENTRY
 from sharp.plugins.op.attributes import has_place_for_sink
@@ -266,10 +270,12 @@ def _open_folder(path: Path, given: str | None) -> TransformersModel:
     where |= {"local_files_only": True, "trust_remote_code": False}
     try:
         stored = AutoConfig.from_pretrained(**where)
-        prepare_configuration(stored)
+        prepare_configuration(stored, str(path))
         facts = stored.base_config() if isinstance(stored, AdaptedConfig) else stored
         architecture = find_architecture(path, facts)
         loader, head, making = _loader(path, facts, architecture, given)
+        if has_gates(stored):  # an adapted model has a `model_type` of its own, whose class finds the gates
+            loader = GatedQwen3ForCausalLM
         check_size(path, loader, facts, making)
         check_files(path)
         if quantization_of(facts) is None:
@@ -301,6 +307,8 @@ def _open_folder(path: Path, given: str | None) -> TransformersModel:
     beside = left_out(path, model, sorted(map(str, loading["unexpected_keys"])))
     check_finite(path, model)
     fix_longrope(model)
+    fix_mrope(model)
+    join_calls(model)
     return TransformersModel(
         model=model.eval(),
         facts=facts,
@@ -389,7 +397,7 @@ def _config(path: Path, opened: TransformersModel, heads: HeadShape, norm: str) 
     check_embeddings(str(path), vocab_size, embeddings.weight.shape[0])
     ends = getattr(opened.tokenizer, "eos_token_id", None) if architecture.kind == "decoder" else None
     special = special_tokens(path, facts, generation, vocab_size, ends)
-    return SharpConfig(
+    return ImportedConfig(
         vocab_size=vocab_size,
         hidden_size=facts.hidden_size,
         intermediate_size=getattr(facts, "intermediate_size", None) or 4 * facts.hidden_size,
@@ -397,6 +405,7 @@ def _config(path: Path, opened: TransformersModel, heads: HeadShape, norm: str) 
         q_heads=heads.q_heads,
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
+        value_size=heads.value_dim,
         norm=norm,
         positions="rope" if architecture.positions == "rope" else "none",
         trained_context=length,

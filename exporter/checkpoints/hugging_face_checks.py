@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sharp.core.errors import InputError
-from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ROPE_TYPES, Architecture
+from sharp.exporter.checkpoints.architectures import ARCHITECTURES, ATTENTION_LAYERS, ROPE_TYPES, Architecture
 from sharp.exporter.sources.decoder import Decoder
 from sharp.exporter.sources.uncached_model import UncachedDecoder, UncachedModel
 from sharp.models.attention import EagerAttention
@@ -116,8 +117,16 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
     """Return the supported architecture that a configuration describes.
 
     Raises:
-        InputError: the architecture, its RoPE or its quantization is not supported, or it has too many layers.
+        InputError: the architecture, its RoPE or its quantization is not supported, it has too many layers, or layers
+            that are no attention.
     """
+    layer_types = [str(kind) for kind in getattr(facts, "layer_types", None) or ()]
+    others = [kind for kind in layer_types if kind not in ATTENTION_LAYERS]
+    if others:
+        raise InputError(
+            f"{path} cannot be exported: {len(others)} of its {len(layer_types)} layers are {others[0]}, and Sharp "
+            "exports models whose layers are all full or sliding-window attention; sharp-export --list has them"
+        )
     if facts.model_type not in ARCHITECTURES:
         raise InputError(
             f"{path} is a {facts.model_type} model, which Sharp does not support yet; "
@@ -134,9 +143,9 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
     for rope_type in _rope_types(getattr(facts, "rope_parameters", None) or {}):
         if rope_type not in ROPE_TYPES and not (rope_type == "longrope" and _has_one_longrope(facts)):
             raise InputError(
-                f"{path} has RoPE of type {rope_type}, and Sharp has default, linear, llama3 and yarn, whose angles do "
-                "not change with the length (longrope, too, in models no longer than its original length); export a "
-                "checkpoint with one of these"
+                f"{path} has RoPE of type {rope_type}, and Sharp has default, linear, llama3, proportional and yarn, "
+                "whose angles do not change with the length (longrope, too, in models no longer than its original "
+                "length); export a checkpoint with one of these"
             )
     return ARCHITECTURES[facts.model_type]
 
@@ -155,6 +164,21 @@ def fix_longrope(model: PreTrainedModel) -> None:
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":
             module.rope_type = "default"  # type: ignore[assignment]
+
+
+def fix_mrope(model: PreTrainedModel) -> None:
+    """Make `model` rotate each token by one position, as text needs; Qwen3.5 has three per token, for images.
+
+    torch.onnx writes a model that ONNX Runtime refuses for the assignment that takes channels of all three.
+    """
+    for module in model.modules():
+        if hasattr(module, "recomposition_frequencies"):
+            module.recomposition_frequencies = _frequencies_of_text  # type: ignore[assignment] # a method
+
+
+def _frequencies_of_text(angles: Tensor) -> Tensor:
+    """Return the first of three equal tensors in `angles` [3, batch, tokens, channels], twice along the channels."""
+    return torch.cat((angles[0], angles[0]), dim=-1)
 
 
 def quantization_of(facts: PreTrainedConfig) -> str | None:

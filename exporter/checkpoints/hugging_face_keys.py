@@ -94,7 +94,10 @@ PATTERNS = {
 }
 ROPE = "rope_parameters"
 ROPE_NAMES = (ROPE, "rope_scaling", "rope_theta", "partial_rotary_factor")
-ROPE_NEUTRAL = dict.fromkeys(("partial_rotary_factor", "factor", "attention_factor"), (1.0,))
+ROPE_NEUTRAL = {
+    **dict.fromkeys(("partial_rotary_factor", "factor", "attention_factor"), (1.0,)),
+    "mrope_interleaved": (False, True),  # the order of positions that are equal for text
+}
 NORM_HINT = ", and if it is of another norm than softmax, say so with --trained-norm FILE"
 # Settings that change which tokens are generated, in addition to those that transformers' generate() obeys.
 OBEYED = ("presence_penalty", "frequency_penalty", "xtc_*", "mirostat*", "stop*", "forced_*", "custom_generate")

@@ -41,7 +41,8 @@ class FolderRuntime:
             raise InputError(f"{folder} is for {manifest.target}; export it for ONNX Runtime, or give a server's URL")
         self.norm = manifest.norm.name
         self.max_context = manifest.max_context
-        config: Any = SimpleNamespace(layers=manifest.layers, kv_heads=manifest.kv_heads, head_dim=manifest.head_dim)
+        sizes = ("layers", "kv_heads", "head_dim", "value_dim")
+        config: Any = SimpleNamespace(**{size: getattr(manifest, size) for size in sizes})
         kernels = manifest.target != "portable"
         self.session = PagedSession(folder, config, manifest.cache, kernels=kernels, threads=threads)
         self.sums: tuple[np.ndarray, np.ndarray] | None = None

@@ -39,6 +39,7 @@ class Layer:
     q_heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     repeated: int
     own: bool
     folded: bool
@@ -207,10 +208,13 @@ def _first_product(program: Program) -> str:
 
 
 def _check_alike(layers: list[Layer]) -> None:
-    shapes = [(layer.q_heads, layer.kv_heads, layer.head_dim) for layer in layers]
+    shapes = [(layer.q_heads, layer.kv_heads, layer.head_dim, layer.value_dim) for layer in layers]
     for layer, shape in zip(layers, shapes, strict=True):
         if shape != shapes[0]:
-            here, first = (f"{q} query and {kv} KV heads of {size}" for q, kv, size in (shape, shapes[0]))
+            here, first = (
+                f"{q} query and {kv} KV heads of {size}" + (f" (values: {values})" if values != size else "")
+                for q, kv, size, values in (shape, shapes[0])
+            )
             raise InputError(
                 "its layers differ in their heads, which the exporter does not support: attention at "
                 f"{layer.call.where} has {here}, the first {first}"
@@ -229,11 +233,6 @@ def _layer(
 ) -> Layer:
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
         raise InputError(f"the query, key and value of attention at {call.where} do not go together")
-    if value.shape[-1] != key.shape[-1]:
-        raise InputError(
-            f"values and keys of attention at {call.where} differ in size, which the exporter does not support; "
-            "make them the same size"
-        )
     if query.shape[1] % key.shape[1] or query.shape[0] != key.shape[0]:
         raise InputError(f"attention at {call.where} has {query.shape[1]} query heads for {key.shape[1]} KV heads")
     repeated = min(_repeated(key), _repeated(value)) if query.shape[1] == key.shape[1] else 1
@@ -245,7 +244,7 @@ def _layer(
     hidden = _projected_from(program, call.query)
     heads, kv_heads = query.shape[1], key.shape[1] // repeated
     folded = query.shape[0] != first.shape[0]
-    return Layer(call, logits, heads, kv_heads, query.shape[-1], repeated, own, folded, hidden)
+    return Layer(call, logits, heads, kv_heads, query.shape[-1], value.shape[-1], repeated, own, folded, hidden)
 
 
 def _projected_from(program: Program, query: Operand) -> Operand | None:

@@ -26,6 +26,7 @@ from sharp.exporter.programs.sizes import Roles, random_inputs, roles_of
 from sharp.exporter.programs.tokenizers import ProgramTokenizer, read_tokenizer
 from sharp.exporter.programs.unrecognised import unrecognised_attention
 from sharp.exporter.sources.decoder import Decoder
+from sharp.exporter.sources.imported_config import ImportedConfig
 from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions
 from sharp.exporter.sources.source import Source, sha256
 from sharp.exporter.sources.uncached_model import UncachedDecoder, UncachedModel
@@ -315,7 +316,7 @@ def _config(
     if first.call.norm.temperature_coefficients is not None:
         facts["temperature_coefficients"] = first.call.norm.temperature_coefficients
         facts["entropy_threshold"] = first.call.norm.entropy_threshold
-    return SharpConfig(
+    return ImportedConfig(
         vocab_size=width if isinstance(width, int) else 1,
         hidden_size=hidden,
         intermediate_size=4 * hidden,
@@ -323,6 +324,7 @@ def _config(
         q_heads=first.q_heads,
         kv_heads=first.kv_heads,
         head_dim=first.head_dim,
+        value_size=first.value_dim,
         norm=norm,
         positions="none",
         trained_context=longest,

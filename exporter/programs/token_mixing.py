@@ -27,12 +27,14 @@ def pass_through(
     *_options: Any,
     **_hidden: Any,
 ) -> Tensor:
-    """Compute a stand-in for attention that mixes no tokens: the query plus the key and value of the same token.
+    """Compute a stand-in for attention that mixes no tokens: the value of the same token plus a sum of query and key.
 
-    Tensors are [batch, tokens, heads, dim], as an `AttentionFunction` gets them.
+    Tensors are [batch, tokens, heads, dim], as an `AttentionFunction` gets them; values may have another dim. Channels
+    of query and key have different weights in the sum, because normalized ones may have a constant sum.
     """
     group = query.shape[2] // key.shape[2]
-    return query + (key + value).repeat_interleave(group, 2)
+    weights = torch.linspace(1, 2, query.shape[-1], dtype=query.dtype, device=query.device)[:, None]
+    return value.repeat_interleave(group, 2) + (query + key.repeat_interleave(group, 2)) @ weights
 
 
 def check_tokenwise(run: Callable[[Tensor], Values], nodes: Sequence[Node], vocabulary: int) -> None:

@@ -67,7 +67,8 @@ def readings(program: Program, mixed: Node) -> Iterator[AttentionCall]:
             if not _has_exponential(weights, products):
                 continue
             raise InputError(
-                f"attention at {where(mixed)} adds {len(products)} products; Sharp's op has one, of q and k"
+                f"attention at {where(mixed)} adds {len(products)} products; Sharp's op has one, of q and k; if there "
+                "are two maps, as in differential attention, multiply each with the values on its own"
             )
         (product,) = products
         for query, key, logits in _logit_operands(product):

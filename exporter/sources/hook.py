@@ -33,7 +33,7 @@ def hooked_attention(
     padding mask `kwargs["sharp_mask"]`.
 
     Returns:
-        The output [batch, tokens, q_heads, head_dim], and None for the weights.
+        The output [batch, tokens, q_heads, value_dim], and None for the weights.
 
     Raises:
         InputError: the layer gives its attention an argument that Sharp's op does not have, or is local and has sinks.
@@ -59,7 +59,8 @@ def hooked_attention(
         scale = kwargs["scaling"] if options.scale is not None else query.shape[-1] ** -0.5
         return local_attention(query, key, value, scale, options.window, kwargs.get("sharp_mask")), None
     heads = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    return attention(layer, *heads, None, None, options), None
+    # transformers' own implementations return contiguous tensors, and Arcee AFM's gate takes a view of the output.
+    return attention(layer, *heads, None, None, options).contiguous(), None
 
 
 def local_attention(
@@ -102,6 +103,7 @@ class HeadShape:
     q_heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     layers: int  # without the local layers of an encoder
     sinks: bool = False  # whether any layer has attention sinks
 
@@ -133,10 +135,8 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
     ) -> Tensor:
         calls.append(layer)
         with_sinks.add(options.sinks is not None)
-        if value.shape[-1] != key.shape[-1]:
-            raise InputError("its values and keys differ in size, which the exporter does not support")
-        shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3], layers))
-        return torch.zeros_like(query)
+        shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3], value.shape[3], layers))
+        return value.new_zeros(*query.shape[:3], value.shape[3])
 
     model.set_attn_implementation(HOOK)
     with torch.no_grad():

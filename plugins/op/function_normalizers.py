@@ -113,7 +113,8 @@ def normalize(nodes: NodeList, rows: MaskedLogits, normalizer: str, coefficients
 def statistics(nodes: NodeList, rows: MaskedLogits, result: WeightNames, normalizer: str, columns: int) -> str:
     """Append the first `columns` statistics of every row, [..., q_heads, queries, columns]; 0 if no key is visible.
 
-    The statistics are entropy (nats), support, inverse temperature, logit spread and the sink's mass.
+    The statistics are entropy (nats), support, inverse temperature, logit spread and the sink's mass. All are NaN in a
+    row whose weights are undefined.
     """
     zero = nodes.constant(0.0)
     sparse = normalizer in SPARSE or (normalizer not in NORMALIZERS and custom.get(normalizer).sparse)
@@ -129,7 +130,9 @@ def statistics(nodes: NodeList, rows: MaskedLogits, result: WeightNames, normali
     shape = nodes.op("Shape", entropy)
     found = [entropy, support, result.inverse_temperature, nodes.op("Sub", top, bottom), result.of_sink or zero]
     stacked = nodes.op("Concat", *(nodes.op("Expand", column, shape) for column in found[:columns]), axis=-1)
-    return nodes.op("Where", nodes.op("Equal", rows.count, zero), zero, stacked)
+    # NaN equals nothing, so this replaces all statistics of a row whose weights are undefined by its entropy, NaN.
+    defined = nodes.op("Where", nodes.op("Equal", entropy, entropy), stacked, entropy)
+    return nodes.op("Where", nodes.op("Equal", rows.count, zero), zero, defined)
 
 
 def write_stats(nodes: NodeList, stats: str, has_collect_stats: bool) -> None:

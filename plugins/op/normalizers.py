@@ -51,7 +51,7 @@ class RowStatistics:
     """The row of `stats` for one query and head.
 
     Entropy is in nats, support a number of keys, the spread in units of logits, and the sink's mass its share of the
-    sum.
+    sum. All are NaN if the row's weights are undefined.
     """
 
     entropy: float = 0.0
@@ -59,6 +59,9 @@ class RowStatistics:
     inverse_temperature: float = 0.0
     logit_spread: float = 0.0
     sink_mass: float = 0.0
+
+
+UNDEFINED = RowStatistics(*(float("nan"),) * 5)
 
 
 def softmax(logits: Row) -> Row:
@@ -189,7 +192,7 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
     divided = normalizer.name in NORMALIZERS and normalizer.name not in WITHOUT_SINK
     competing = np.concatenate([logits, sink])
     if np.isnan(competing).any() or (divided and np.isposinf(competing).any()):
-        return np.full_like(logits, np.nan), RowStatistics(np.nan, np.nan, np.nan, np.nan, np.nan)
+        return np.full_like(logits, np.nan), UNDEFINED
     if np.isneginf(sink).all():
         sink = sink[:0]
     beta, mass = 1.0, 0.0
@@ -220,5 +223,5 @@ def normalize(logits: Row, normalizer: Normalizer, head_params: Sequence[float] 
     sparse = normalizer.name in SPARSE or (normalizer.name not in NORMALIZERS and custom.get(normalizer.name).sparse)
     # Softpick's support is counted by logits, because next to a logit of 1e4 another key's weight underflows float64.
     support = np.count_nonzero(logits > 0 if normalizer.name == "softpick" else among_keys) if sparse else logits.size
-    spread = float(logits.max() - logits.min())
-    return weights, RowStatistics(entropy(among_keys), float(support), beta, spread, mass)
+    found = RowStatistics(entropy(among_keys), float(support), beta, float(logits.max() - logits.min()), mass)
+    return weights, UNDEFINED if np.isnan(found.entropy) else found

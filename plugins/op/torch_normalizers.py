@@ -43,7 +43,8 @@ def normalize(
 
     Returns:
         weights like `logits`, 0 where not visible, and the five statistics [..., q_heads, queries, 5]: entropy (nats),
-        support, inverse temperature, logit spread and the sink's mass; 0 for a row without visible key.
+        support, inverse temperature, logit spread and the sink's mass; 0 for a row without visible key, NaN for a row
+        whose weights are undefined.
 
     Raises:
         InputError: the normalizer does not take this number of columns.
@@ -68,7 +69,9 @@ def normalize(
     if normalizer == "softpick":  # counted by logits, as in `op/normalizers.py`
         kept = shown > 0
     spread = torch.where(visible, logits, -torch.inf).amax(-1) - torch.where(visible, logits, torch.inf).amin(-1)
-    stats = torch.stack([entropy(among_keys), kept.sum(-1).float(), beta, spread, mass], dim=-1)
+    nats = entropy(among_keys)
+    stats = torch.stack([nats, kept.sum(-1).float(), beta, spread, mass], dim=-1)
+    stats = stats.masked_fill(nats.isnan().unsqueeze(-1), torch.nan)
     return weights, torch.where(visible.any(-1, keepdim=True), stats, 0.0)
 
 

@@ -21,6 +21,7 @@ SIZES = {
 }
 GROUPED = {"num_key_value_heads": 2}
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FULL = {"full_attention_interval": 1}  # of families that have linear attention in the other layers
 # Settings that make an architecture different from Llama, small enough to matter within a few tokens.
 SPECIAL = {
     "mistral": {**GROUPED, "head_dim": 12, "sliding_window": 7},
@@ -117,6 +118,22 @@ SPECIAL = {
         "shared_expert_intermediate_size": 32,
         "mlp_only_layers": [0],
     },
+    "afmoe": {**GROUPED, **MOE, "head_dim": 12, "sliding_window": 7, "num_dense_layers": 1, "num_shared_experts": 1},
+    "beam": {
+        **GROUPED,
+        **MOE,
+        "head_dim": 12,
+        "sliding_window": 7,
+        "num_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "diffllama": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12},
+    "lfm3": {**GROUPED, "head_dim": 12, "sliding_window": 7},
+    "qwen3_5_text": {**GROUPED, **FULL, "head_dim": 32},
+    "qwen3_5_moe_text": {**GROUPED, **FULL, **MOE, "head_dim": 32, "shared_expert_intermediate_size": 32},
+    "qwen3_next": {**GROUPED, **FULL, **MOE, "head_dim": 16, "shared_expert_intermediate_size": 32},
     "granite_swa": {**GROUPED, "sliding_window": 7, "attention_multiplier": 0.3, "logits_scaling": 3.0},
     "granitemoe_swa": {**GROUPED, **MOE, "sliding_window": 7, "attention_multiplier": 0.3, "logits_scaling": 3.0},
     "bert": {},
@@ -133,6 +150,8 @@ SPECIAL = {
 }
 # Architectures whose layer types alternate; the tiny models alternate every two layers instead of four or six.
 ALTERNATING = (
+    "afmoe",
+    "beam",
     "gemma3_text",
     "cohere2",
     "olmo3",
@@ -146,6 +165,7 @@ ALTERNATING = (
     "granite_swa",
     "granitemoe_swa",
     "laguna",
+    "lfm3",
     "mellum",
     "vaultgemma",
 )

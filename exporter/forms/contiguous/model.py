@@ -79,10 +79,10 @@ def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ..
             Port(
                 name=name.format(layer=number, part=part),
                 dtype="float32",
-                shape=("batch", heads, length, config.head_dim),
+                shape=("batch", heads, length, size),
             )
             for number, heads in enumerate(decoder.cache_heads)
-            for part in PARTS
+            for part, size in zip(PARTS, (config.head_dim, config.value_dim), strict=True)
         ]
 
     inputs = (
@@ -108,7 +108,8 @@ def trace_contiguous(decoder: Decoder) -> TraceableModule:
     inputs, outputs = contiguous_ports(decoder)
     config = decoder.config
     batch, tokens, past = 2, 3, 4  # the tracer would take sizes of 0 or 1 for constants
-    pasts = [torch.zeros(batch, heads, past, config.head_dim) for heads in decoder.cache_heads for _ in PARTS]
+    sizes = (config.head_dim, config.value_dim)
+    pasts = [torch.zeros(batch, heads, past, size) for heads in decoder.cache_heads for size in sizes]
     return TraceableModule(
         module=ContiguousGraph(decoder),
         arguments=(torch.zeros(batch, tokens, dtype=torch.int64), torch.tensor(True), pasts),

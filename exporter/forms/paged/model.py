@@ -98,7 +98,7 @@ def trace_paged(decoder: Decoder, cache: Cache) -> TraceableModule:
     """Return the module, example arguments and names for tracing `decoder` in its paged form."""
     config = decoder.config
     block_size, cache_dtype = cache.block_size, TORCH_DTYPES[cache.dtype]
-    tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
+    tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.value_dim)
     keys, values = (
         [tensor for tensor in tensors if tensor.name.startswith(f"{kind}_cache")] for kind in ("key", "value")
     )

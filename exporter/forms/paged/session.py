@@ -26,7 +26,7 @@ class PagedSession:
 
     def __init__(self, folder: Path, config: SharpConfig, cache: Cache, *, kernels: bool, threads: int = 0) -> None:
         self.block_size = cache.block_size
-        self.tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.head_dim)
+        self.tensors = cache_tensors(cache, config.layers, config.kv_heads, config.head_dim, config.value_dim)
         self.session = open_session(folder, kernels=kernels, threads=threads)
         self.reset(0, 0)
 

@@ -81,6 +81,9 @@ def test_a_model_is_adapted_exported_as_trained_and_generates_the_same_tokens(
         full("adaptive-temperature", "gemma2"),
         full("ssmax", "mistral"),
         full("assmax", "olmo2"),
+        full("ssa", "afmoe"),
+        full("entmax", "qwen3_next"),
+        full("ssa", "diffllama"),
     ],
 )
 def test_every_norm_and_kind_of_projection(teacher, text: Path, tmp_path: Path, norm: str, model_type: str) -> None:

@@ -23,7 +23,7 @@ from tests.exporter.checkpoints.authors.weights import weights
 from tests.marks import full
 
 AUTHORS = Path(__file__).parent / "authors"
-FILES = ("asentmax", "encoders", "ssa")
+FILES = ("asentmax", "encoders", "ssa", "gates")
 TOLERANCE = 5e-5  # relative to the largest number; another norm, order or scale causes errors above 1e-2
 
 
@@ -112,7 +112,10 @@ def output_of(path: Path, case: Case, norm: str | None = None) -> torch.Tensor:
 
 
 # One case for each branch of the code. The other cases take seconds and run the same branches.
-QUICK = ("1-plain-poly-rope", "1.5-adapt-bias-nape", "1-nakanishi-none-fast", "RobertaForMaskedLM-default", "Model-def")
+QUICK = (
+    *("1-plain-poly-rope", "1.5-adapt-bias-nape", "1-nakanishi-none-fast", "RobertaForMaskedLM-default", "Model-def"),
+    *("gate-headwise-bias", "gate-elementwise-plain"),
+)
 ACCEPTED = [name for name, case in CASES.items() if not refused(case) and not name.startswith("flash")]
 
 
@@ -168,6 +171,8 @@ def test_the_authors_temperature_works_beside_a_scale_but_with_flash_attention(n
         ("slow-n-below-1", "ssa", "learned"),
         full("RobertaForMaskedLM-1.5", "entmax", "learned"),
         full("ModernBertForMaskedLM-default", "entmax", "rope"),
+        ("gate-headwise", "softmax", "rope"),
+        full("gate-elementwise", "softmax", "rope"),
     ],
 )
 def test_the_export_computes_what_the_authors_class_does(sharp_export, tmp_path, name, norm, positions):

@@ -1,7 +1,6 @@
 """A model folder computes what its module computes, however the module spells its norm."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,8 +47,8 @@ def test_the_folder_has_the_logits_of_the_module(norm: str, parts: dict[str, Any
     tokens = torch.randint(gpt.VOCABULARY, (1, 33), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = module(tokens)[0]
-    config: Any = SimpleNamespace(layers=1, kv_heads=gpt.HEADS, head_dim=gpt.WIDTH // gpt.HEADS)
-    session = PagedSession(tmp_path / "model", config, read_manifest(tmp_path / "model").cache, kernels=True)
+    manifest: Any = read_manifest(tmp_path / "model")
+    session = PagedSession(tmp_path / "model", manifest, manifest.cache, kernels=True)
     session.reset(1, 33)
     parts_of = [session.step([part.numpy()])[0][0] for part in tokens[0].split([20, 1, 1, 11])]
     found = torch.cat([torch.from_numpy(part) for part in parts_of])

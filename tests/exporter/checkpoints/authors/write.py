@@ -6,6 +6,7 @@ checkout, and runs in an environment with the versions below:
     python write.py asentmax PATH   # deep-spin/asentmax at be54bd3, transformers 4.46.3, entmax 1.3
     python write.py encoders PATH   # deep-spin/SparseModernBERT at 81ab3ab, transformers 4.48.3, entmax 1.3
     python write.py ssa PATH        # omyokun/SSA's GPT2SSA at fe5f83b, PyTorch 2.13
+    python write.py gates PATH      # qiuzh20/gated_attention at 49645df, transformers 4.51.3
 
 The weights come from `weights.py`, so that no file holds them. The authors' code imports kernels for GPUs, which do not
 run here. Functions that the kernels' documentation describes stand in for the kernels of the paths `use_fast_attn` and
@@ -224,5 +225,34 @@ def write_ssa(path: Path) -> None:
     write("ssa.jsonl", arguments, cases)
 
 
+def write_gates(path: Path) -> None:
+    package = types.ModuleType("gated_attention")
+    package.__path__ = [str(path)]
+    sys.modules["gated_attention"] = package
+    made = importlib.import_module("gated_attention.configuration_qwen3").Qwen3Config
+    own: Any = importlib.import_module("gated_attention.modeling_qwen3")
+    base = {**SIZES, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    base |= {"qkv_bias": False, "attention_bias": False, "use_sliding_window": False, "tie_word_embeddings": True}
+    cases = []
+    for name, chosen in {
+        "none": {},
+        "headwise": {"headwise_attn_output_gate": True},
+        "elementwise": {"elementwise_attn_output_gate": True},
+        "both": {"headwise_attn_output_gate": True, "elementwise_attn_output_gate": True},
+        "headwise-bias": {"headwise_attn_output_gate": True, "qkv_bias": True, "tie_word_embeddings": False},
+        "elementwise-plain": {"elementwise_attn_output_gate": True, "use_qk_norm": False, "attention_bias": True},
+    }.items():
+        config = made(**base, **{key: value for key, value in chosen.items() if key not in base})
+        for key in chosen.keys() & base.keys():
+            setattr(config, key, chosen[key])
+        model = own.Qwen3ForCausalLM(config)
+        gates = {f"{kind}_attn_output_gate": False for kind in ("headwise", "elementwise")}
+        written = {"use_qk_norm": True, **gates, **chosen, "architectures": ["Qwen3ForCausalLM"]}
+        cases.append(case(f"gate-{name}", model, MASK, written, use_cache=False))
+    base.pop("attn_implementation")
+    write("gates.jsonl", {**base, "model_type": "qwen3"}, cases)
+
+
 if __name__ == "__main__":
-    {"asentmax": write_asentmax, "encoders": write_encoders, "ssa": write_ssa}[sys.argv[1]](Path(sys.argv[2]))
+    writers = {"asentmax": write_asentmax, "encoders": write_encoders, "ssa": write_ssa, "gates": write_gates}
+    writers[sys.argv[1]](Path(sys.argv[2]))
