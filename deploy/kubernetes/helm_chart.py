@@ -255,6 +255,10 @@ class Merger:
 
 
 def _test(name: str, options: list[Any]) -> str:
+    """Return the condition, in Helm's template language, that the value `name` is one of `options`.
+
+    `options` are strings, or a single bool: whether the value is set.
+    """
     if isinstance(options[0], bool):
         return f".Values.{name}" if options[0] else f"not .Values.{name}"
     if len(options) == 1:

@@ -175,11 +175,13 @@ class _ProxyHealth(grpc.GenericRpcHandler):
         return None
 
     async def _check(self, request: Any, context: Any) -> Any:
+        """Respond to Check of gRPC's health protocol. An unknown service aborts with NOT_FOUND."""
         if request.service not in HEALTH_SERVICES:
             await abort(context, NotFoundError(f"service {request.service!r} is not served here"))
         return health_pb2.HealthCheckResponse(status=await self._status(context))
 
     async def _watch(self, request: Any, context: Any) -> AsyncGenerator[Any]:
+        """Yield the status at the start and at each change. An unknown service has the status SERVICE_UNKNOWN."""
         known = request.service in HEALTH_SERVICES
         told = None
         while True:
@@ -190,6 +192,7 @@ class _ProxyHealth(grpc.GenericRpcHandler):
             await asyncio.sleep(HEALTH_SECONDS)
 
     async def _status(self, context: Any) -> Any:
+        """Return SERVING if Ray Serve's own health check of this proxy succeeds, else NOT_SERVING."""
         inner = _InnerContext(context)
         # Serve's base class sets the handler and does not declare it.
         await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), inner)  # type: ignore[attr-defined]

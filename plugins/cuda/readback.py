@@ -96,6 +96,7 @@ def as_array(address: int, rows: int, columns: int, free: Callable[[int], object
 
 
 def _free(driver: Driver, address: int) -> None:
+    """Free page-locked memory by its address; a failure is only logged."""
     try:
         with driver.context() as call:
             call("cuMemFreeHost", ctypes.c_void_p(address))

@@ -102,6 +102,7 @@ def _query_bounds(nodes: NodeList) -> tuple[str, str]:
 
 
 def _query_lengths(nodes: NodeList) -> str:
+    """Append the number of new tokens of each sequence, int64 [sequences], and return its name."""
     starts, ends = _query_bounds(nodes)
     return nodes.op("Sub", ends, starts)
 

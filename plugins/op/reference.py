@@ -295,6 +295,7 @@ def paged_attention(
 
 
 def _copy(array: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return a copy of the array; None stays None."""
     return None if array is None else array.copy()
 
 

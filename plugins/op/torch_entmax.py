@@ -32,6 +32,7 @@ def entmax(logits: Tensor, alpha: float) -> Tensor:
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, alpha: float) -> Tensor:
+        """Return entmax weights of each row of `logits` [..., keys], and save them in `ctx` for the gradient."""
         s = (alpha - 1) * (logits - logits.amax(-1, keepdim=True))
         power = 1 / (alpha - 1)
         low, tau = _thresholds(s, alpha).split(1, -1)

@@ -92,6 +92,7 @@ def paged_attention(
 
 @paged_attention.register_fake
 def _(query: Tensor, _key: Tensor, value: Tensor, *rest: Any, **attributes: Any) -> tuple[Tensor, ...]:
+    """Return empty outputs (output, key_cache, value_cache, stats) with the op's shapes and dtypes, for tracing."""
     key_cache, value_cache = rest[:2]
     output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     columns = attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)

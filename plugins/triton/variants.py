@@ -256,6 +256,7 @@ def hash_functions() -> None:
 
 
 def _types(options: Options) -> dict[str, str]:
+    """Return Triton's type of each kernel argument by name: "*" is a pointer, as "*fp32" or "i32"."""
     data, cache = f"*{DTYPES[options.dtype]}", f"*{CACHE_DTYPES[options.cache_dtype]}"
     kinds = (
         (data, "query key value output"),
