@@ -241,6 +241,11 @@ def _open_student(path: Path, settings: AdaptSettings) -> Student:
 
 
 def _check_memory(student: Student, device: torch.device) -> None:
+    """Check that the device's memory holds the weights, gradients and optimizer state of training (estimated).
+
+    Raises:
+        InputError: it does not; the message gives both sizes.
+    """
     weights = sum(parameter.numel() for parameter in student.model.parameters())
     needed, there = 4 * weights * 3 // 2, memory_of(device)
     if needed > there:
@@ -251,6 +256,7 @@ def _check_memory(student: Student, device: torch.device) -> None:
 
 
 def _digest(tokens: Tensor) -> str:
+    """Return the SHA-256 of the token ids as hexadecimal digits."""
     return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
 
 

@@ -145,6 +145,7 @@ class _LowRank(nn.Module):
         self.enabled = True
 
     def forward(self, matrix: Tensor) -> Tensor:
+        """Return `matrix` plus the low-rank product up @ down; `matrix` itself while the adapter is disabled."""
         return matrix + self.up @ self.down if self.enabled else matrix
 
 
@@ -220,6 +221,8 @@ class _Student:
         return float(torch.stack([self.divergence(window[None]) for window in windows]).mean())
 
     def _attention(self) -> AttentionFunction:
+        """Return the function that computes the attention of one layer; see `AttentionFunction` for its arguments."""
+
         def attend(
             _layer: int,
             query: Tensor,
@@ -297,6 +300,13 @@ def _train(
     folder: Path | None,
     identity: str,
 ) -> None:
+    """Train the student up to the recipe's last step to reproduce its teacher's logits.
+
+    `tokens` are the ids of the text. `on_step` is called after each step. `folder` keeps the state of the training,
+    which
+    `identity` tells from other trainings; None keeps none.
+    """
+
     def losses_of(step: int) -> tuple[float, float]:
         with student.at(step / recipe.steps):
             loss = student.divergence(batch_at(recipe, tokens, step))

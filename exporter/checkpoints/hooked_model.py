@@ -276,6 +276,7 @@ class HookedEncoder(UncachedModel):
         return self._output(input_ids=input_ids, sharp_attention=around, **named)
 
     def _output(self, **inputs: Any) -> Tensor:
+        """Return last hidden states [batch, tokens, hidden_size] for embeddings, else the head's logits."""
         output = self.model(**inputs)
         tensor: Tensor = output.last_hidden_state if self.head == "embedding" else output.logits
         return tensor

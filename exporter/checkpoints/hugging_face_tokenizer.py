@@ -138,6 +138,7 @@ def _put_back(backend: Tokenizer, stored: Tokenizer) -> None:
 
 
 def _template(file: Path) -> str:
+    """Return the chat template of a JSON file. InputError if the file has none, or it is no text."""
     try:
         template = json.loads(file.read_bytes())["chat_template"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

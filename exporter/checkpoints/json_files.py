@@ -99,6 +99,7 @@ def check_generation_file(path: Path) -> None:
 
 
 def _check_tokens(file: Path, content: Mapping[str, Any]) -> None:
+    """Check that a config's special tokens (`TOKENS`) are integers, lists of them, or absent; else raise InputError."""
     for name in TOKENS:
         given = content.get(name)
         for token in given if isinstance(given, list) else [given]:

@@ -177,6 +177,7 @@ def fill(norm: AttentionNorm, values: Mapping[str, Tensor], where: str) -> None:
 
 
 def _fitted(value: Tensor, shape: tuple[int, ...], name: str, where: str) -> Tensor:
+    """Return a learned parameter in `shape`; a single number is expanded. InputError for any other shape."""
     if value.numel() == 1:
         return value.reshape(()).expand(shape)
     if tuple(value.shape) != shape:

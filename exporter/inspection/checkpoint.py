@@ -234,6 +234,10 @@ class RecordingAttention:
         return attend_one_sequence(query, key, value, head_params, alibi_slopes, op_attributes(self.config, options))
 
     def _take_projections(self) -> Projections | None:
+        """Return hidden states and weights per head of the layer's query and key projections, and forget them.
+
+        Return None if not exactly two projections were seen, as in architectures with other names.
+        """
         projected, self._projected = self._projected, []
         if len(projected) != 2:  # an architecture whose projections have other names
             return None

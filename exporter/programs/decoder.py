@@ -97,6 +97,8 @@ class ProgramDecoder(Decoder):
         return found
 
     def _read_tables(self, positions: Tensor, batch: int) -> dict[Node, Replacement]:
+        """Return replacements of the nodes that read position tables: rows at `positions` [batch, tokens] instead."""
+
         def reading(number: int, table: PositionTable) -> Replacement:
             def read() -> Tensor:
                 values: Tensor = getattr(self, f"positions_{number}")
@@ -246,6 +248,7 @@ def split(program: Program, output: Node, source: Node) -> tuple[Node, Node]:
 
 
 def _takes_last(node: Node) -> bool:
+    """Whether the node keeps the last token only, by a slice or an index of the second dimension."""
     if name_of(node) == "slice":
         arguments = arguments_of(node)
         return (arguments["dim"], arguments["start"]) == (1, -1)

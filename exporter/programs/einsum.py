@@ -38,6 +38,7 @@ def _labels(letters: str, behind: int) -> Labels:
 
 
 def _unknown(node: Node) -> InputError:
+    """Return the error for an einsum that Sharp does not recognise."""
     return InputError(f"attention at {where(node)} is an einsum that Sharp does not know: {node.args[0]}")
 
 
@@ -104,6 +105,10 @@ def _query_letter(of_query: Labels, of_other: Labels, output: Labels, node: Node
 def _reading(
     product: Node, output: Labels, query: Node, of_query: Labels, key: Node, of_key: Labels, queries: str
 ) -> tuple[Operand, Operand, Grid] | None:
+    """Return the query, key and logits of a product, from the labels of its operands; None if it is no attention.
+
+    `queries` is the label of the query positions. Operands are brought to [batch, heads, tokens, dim].
+    """
     keys = [label for label in output if label in of_key and label not in of_query]
     batch = [label for label in output if label != queries and label not in keys]
     grouped = len(batch) == 3 and batch[2] not in of_key

@@ -115,6 +115,12 @@ class AttentionLayers:
         *,
         hidden: bool,
     ) -> Replacement:
+        """Return the computation that takes the place of attention layer `number` in the program.
+
+        `attention` computes the op; `lengths` returns the layer's total lengths, or None. With `hidden`, the op also
+        gets the
+        tensor that the query is projected from.
+        """
         call, logits = layer.call, layer.logits
         named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes", "sinks")] if call.by_name else []
         extra = [parameter for parameter in named if isinstance(parameter, Node)]
@@ -207,6 +213,7 @@ def _first_product(program: Program) -> str:
 
 
 def _check_alike(layers: list[Layer]) -> None:
+    """Check that all layers have the same numbers and sizes of heads, else raise InputError."""
     shapes = [(layer.q_heads, layer.kv_heads, layer.head_dim) for layer in layers]
     for layer, shape in zip(layers, shapes, strict=True):
         if shape != shapes[0]:
@@ -227,6 +234,13 @@ def _layer(
     roles: Roles,
     program: Program,
 ) -> Layer:
+    """Return the layer of an attention call, whose query, key and value [batch, heads, tokens, dim] are given.
+
+    `given` are the values of the program's inputs that they were computed from.
+
+    Raises:
+        InputError: the three do not go together, or differ in head size.
+    """
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
         raise InputError(f"the query, key and value of attention at {call.where} do not go together")
     if value.shape[-1] != key.shape[-1]:

@@ -82,6 +82,7 @@ def find_masks(program: Program, roles: Roles, calls: list[AttentionCall]) -> di
 
 
 def _visible_keys(program: Program, roles: Roles, call: AttentionCall) -> int:
+    """Return how many (query, key) pairs are visible in two sequences of the smallest test length."""
     return int(_visible(program, call, given_at(program, roles, 2, SIZES[0], padded=False))[1].sum())
 
 
@@ -168,6 +169,11 @@ def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int)
 def _at_size(
     program: Program, call: AttentionCall, given: Mapping[Node, Tensor], masks: tuple[ProgramInput, ...]
 ) -> Logits:
+    """Return what the graph does to the logits, by evaluating it at inputs `given`. `masks` are inputs that hide keys.
+
+    Raises:
+        InputError: it does what the op cannot do.
+    """
     base, visible = _visible(program, call, given)
     heads = base.shape[1]
     causal, window = _shape_of_mask(call, visible)
@@ -312,11 +318,16 @@ def _if_mask(bias: Tensor) -> str:
 
 
 def _near(one: Tensor, other: Tensor, largest: float | None = None) -> bool:
+    """Whether two tensors differ by at most `TOLERANCE` times `largest`, by default the second's largest value."""
     largest = float(other.abs().max()) if largest is None else largest
     return bool((one - other).abs().max() <= TOLERANCE * max(largest, 1e-6))
 
 
 def _check_same(call: AttentionCall, before: Logits | None, now: Logits) -> None:
+    """Check that the logits are treated alike at two lengths, else raise InputError.
+
+    `before` is None at the first length.
+    """
     if before is None:
         return
     first, second = torch.as_tensor(before.scale), torch.as_tensor(now.scale)
@@ -329,6 +340,7 @@ def _check_same(call: AttentionCall, before: Logits | None, now: Logits) -> None
 
 
 def _check_slopes(call: AttentionCall, before: Tensor | None, now: Tensor | None) -> None:
+    """Check that ALiBi slopes [heads] are equal at two lengths, or absent at both; else raise InputError."""
     if (before is None) != (now is None) or (before is not None and not torch.allclose(before, now, rtol=1e-3)):  # type: ignore[arg-type]  # neither is None here
         raise InputError(
             f"attention at {call.where} adds a bias that is another when a sequence is longer; compute it alike "

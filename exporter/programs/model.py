@@ -109,6 +109,7 @@ class ProgramModel(UncachedModel):
         return names.get(size, size if size.isidentifier() else "size")
 
     def _doc(self, name: str) -> str:
+        """Return the manifest's description of the input `name`."""
         if name in self.roles.visible:
             return f"{self.roles.visible[name]:g} at what counts, then padding behind it"
         return "an input of the module"

@@ -181,6 +181,7 @@ def _in_place(graph: Weighting) -> bool:
 
 
 def _trial(graph: Weighting, spread: float, seed: int) -> Trial:
+    """Return random logits of deviation `spread`, none near 0, and the weights that the graph makes of them."""
     z = torch.randn(graph.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
     z = torch.where(z < 0, z.clamp(-FARTHEST, -NEAREST), z.clamp(NEAREST, FARTHEST))
     return Trial(graph, z, graph(z))
@@ -195,6 +196,10 @@ def closeness(candidate: Candidate, trial: Trial) -> float:
 
 
 def _norm(trials: Trials, *, scaled: bool) -> Candidate | None:
+    """Return the first candidate that agrees with the graph in all trials; None if there is none.
+
+    `scaled` tries a factor of the logits too.
+    """
     found = next(
         (
             candidate
@@ -246,10 +251,12 @@ def _scaled(trial: Trial) -> Iterator[Candidate | None]:
 
 
 def _candidate(own: OwnNorm | None) -> Candidate | None:
+    """Return the candidate with this normalizer and no factor; None for None."""
     return None if own is None else Candidate(own)
 
 
 def _with_factor(own: OwnNorm, factor: Tensor | None) -> Candidate | None:
+    """Return the candidate with factors [heads] of the logits (a number if all are equal); None for None."""
     if factor is None:
         return None
     same = bool((factor - factor[0]).abs().max() <= 1e-6 * factor[0])
@@ -271,6 +278,7 @@ def _loads(name: str) -> bool:
 
 
 def _check_one_alpha(trial: Trial) -> None:
+    """Raise InputError if each head's weights are entmax with an alpha of its own; otherwise do nothing."""
     heads = range(trial.z.shape[1])
     of_heads = [norm_fits.entmax(replace(trial, z=trial.z[:, [head]], found=trial.found[:, [head]])) for head in heads]
     alphas = [norm.alpha for norm in of_heads if norm is not None and norm.alpha is not None]

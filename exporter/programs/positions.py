@@ -94,6 +94,7 @@ def find_tables(
 
 
 def _parameter_of(program: Program, node: Node) -> str | None:
+    """Return the name of the trained parameter that the node is computed from (the first by name), or None."""
     names = sorted(
         program.tensors[source] for source in ancestors(node, through_sizes=False) if source in program.tensors
     )

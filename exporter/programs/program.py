@@ -105,6 +105,11 @@ class Program(nn.Module):
         self.order = {node: index for index, node in enumerate(self.graph.nodes)}
 
     def _take_inputs(self, exported: ExportedProgram) -> None:
+        """Sort the exported program's inputs: user inputs to `inputs`, weights to attributes of this module.
+
+        Raises:
+            InputError: an input is neither a tensor nor a weight, or weights are not finite.
+        """
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         taken: dict[tuple[Any, ...], str] = {}  # a tensor with two names is kept once
         inputs: list[ProgramInput] = []
@@ -145,6 +150,11 @@ class Program(nn.Module):
         return found
 
     def _keep(self, target: str, tensor: Tensor, parameter: bool) -> str:
+        """Register a weight or buffer under a valid, free attribute name derived from `target`, and return the name.
+
+        Raises:
+            InputError: a parameter is not float32 or not finite.
+        """
         if tensor.is_floating_point():
             if parameter and tensor.dtype != torch.float32:
                 dtype = str(tensor.dtype).rpartition(".")[2]
@@ -272,6 +282,11 @@ class Program(nn.Module):
 
 
 def _call(node: Node, values: Values, wide: bool) -> Any:
+    """Call the node's operator with the `values` of its arguments, and return its result.
+
+    With `wide`, constants torch.float32 are float64, for verification.
+    """
+
     def value_of(argument: Any) -> Any:
         if isinstance(argument, Node):
             return values[argument]
@@ -343,6 +358,11 @@ def _slice_scatter(
 
 
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
+    """Return an input's shape: numbers, and names of symbols for sizes that vary.
+
+    Raises:
+        InputError: a size is an expression of symbols.
+    """
     found: list[int | str] = []
     for size in value.shape:
         if isinstance(size, int) or size.node.expr.is_Integer:

@@ -116,6 +116,7 @@ def _read_any(
     given: ProgramOptions,
     digest: str | None,
 ) -> Source:
+    """Read an exported program as `_read` does, and begin the message of each InputError with `path`."""
     try:
         with torch.no_grad():
             return _read(path, Program(exported), norm, options, given, digest)
@@ -141,6 +142,13 @@ def _read(
     given: ProgramOptions,
     digest: str | None,
 ) -> Source:
+    """Return the source of an export: the program with its attention recognised, as a decoder or as an uncached model.
+
+    `norm` None keeps the program's own. `digest` is the SHA-256 of the file, None if there is no file.
+
+    Raises:
+        InputError: the program has no attention that Sharp recognises, or is random.
+    """
     output = _output(program)
     _check_certain(program, output)
     roles = roles_of(program)
@@ -260,6 +268,7 @@ def _output(program: Program) -> Node:
 
 
 def _check_certain(program: Program, output: Node) -> None:
+    """Check that no node that the output needs is random, else raise InputError."""
     for node in program.needed({}, [output], {}):
         if is_random(node):
             raise InputError(
@@ -296,6 +305,7 @@ def _own_norm(attention: AttentionLayers) -> tuple[str, float | None]:
 
 
 def _described(norm: OwnNorm) -> str:
+    """Return the normalizer's name, with its alpha for entmax."""
     return norm.normalizer if norm.alpha is None else f"{norm.normalizer} of alpha {norm.alpha:g}"
 
 
@@ -308,6 +318,7 @@ def _config(
     *,
     causal: bool,
 ) -> SharpConfig:
+    """Return the program's config. The vocabulary is the output's last size, the context `longest` tokens."""
     first = attention.first
     width = output.meta["val"].shape[-1]
     hidden = first.q_heads * first.head_dim
@@ -333,6 +344,7 @@ def _config(
 
 
 def _with_tokenizer(model: Decoder | UncachedModel, tokenizer: ProgramTokenizer | None) -> Decoder | UncachedModel:
+    """Set the special tokens of the tokenizer in the model's config, if there is a tokenizer; return the model."""
     if tokenizer is not None:
         model.config = replace(model.config, bos_token_id=tokenizer.bos, eos_token_ids=tokenizer.eos)
     return model

@@ -75,6 +75,7 @@ def time_of_program(path: Path) -> Iterator[None]:
 
 
 def _end(sentence: str) -> None:
+    """Print the sentence as an error and end the process at once with the exit code of a refusal."""
     Console(stderr=True).show_cursor()  # a progress bar hides the cursor
     echo_error(sentence)
     os._exit(Refusal.exit_code)

@@ -83,6 +83,7 @@ def _nearest(trials: Trials) -> tuple[float, float, str]:
 
 
 def _changed(trials: Trials, change: Callable[[Trial], Trial]) -> Trials:
+    """Return trials in which each trial is replaced by `change(trial)`."""
     return Trials(tuple(map(change, trials.near)), change(trials.far))
 
 

@@ -133,6 +133,7 @@ def _products_before(program: Program, weights: Node) -> list[Node]:
 
 
 def _operands(node: Node) -> tuple[Node, Node] | None:
+    """Return the two operands of a product node; None for an einsum of another number."""
     name = name_of(node)
     if name == "einsum":
         operands = node.args[1]
@@ -142,6 +143,7 @@ def _operands(node: Node) -> tuple[Node, Node] | None:
 
 
 def _transposed(tensor: Tensor) -> Tensor:
+    """Swap the last two dimensions."""
     return tensor.transpose(-1, -2)
 
 
@@ -151,6 +153,7 @@ def _grouped(tensor: Tensor) -> Tensor:
 
 
 def _grouped_transposed(tensor: Tensor) -> Tensor:
+    """Bring a grouped operand to [batch, heads, ...] and swap its last two dimensions."""
     return _grouped(tensor).transpose(-1, -2)
 
 

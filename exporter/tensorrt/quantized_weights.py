@@ -173,6 +173,11 @@ class _Rewritten:
         self._add("Gather", [table, indices], node.output[0], axis=0)
 
     def _read(self, data: str, scales: str, zero_points: str, bits: int, rows: int, block: int) -> _Packed:
+        """Unpack quantized weights of initializers: numbers, scales and zero points per block of `block` inputs.
+
+        `data`, `scales` and `zero_points` are names; "" for zero points means the middle, 2^(bits - 1). `rows` are
+        outputs.
+        """
         stored = numpy_helper.to_array(self._weights[data]).reshape(rows, -1)
         numbers = _unpacked(stored, bits).reshape(rows, -1, block)
         blocks = numbers.shape[1]
@@ -195,15 +200,18 @@ class _Rewritten:
         return self._sums[activations, block]
 
     def _add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Append a node with one output, named `output`, and return that name."""
         self.nodes.append(helper.make_node(op, inputs, [output], f"{output}.{op}", **attributes))
         return output
 
     def _constant(self, name: str, array: Array) -> str:
+        """Add an array as an initializer called `name`, and return the name."""
         self.constants[name] = numpy_helper.from_array(array, name)
         return name
 
 
 def _optional(node: onnx.NodeProto, place: int) -> str:
+    """Return the name of the node's input number `place`; "" if the node has fewer."""
     return node.input[place] if len(node.input) > place else ""
 
 
@@ -215,6 +223,7 @@ def _unpacked(stored: Array, bits: int) -> Array:
 
 
 def _inputs_first(numbers: Array) -> Array:
+    """Return numbers [outputs, ...] as [inputs, outputs]."""
     return numbers.reshape(len(numbers), -1).T
 
 

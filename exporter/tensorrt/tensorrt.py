@@ -93,6 +93,7 @@ def build(
 
 
 def _check_fp8(path: Path) -> None:
+    """Check that the GPU has compute capability 8.9 or more, which fp8 caches need; else raise InputError."""
     device = find_device()
     if device.compute_capability < FP8_CAPABILITY:
         raise InputError(

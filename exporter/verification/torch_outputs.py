@@ -66,6 +66,7 @@ class _Float64Mode(TorchFunctionMode):
 
 
 def _wider(argument: Any) -> Any:
+    """Return torch.float64 for torch.float32, and any other argument unchanged."""
     return torch.float64 if argument is torch.float32 else argument
 
 

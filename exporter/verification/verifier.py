@@ -147,6 +147,7 @@ class Verification:
         return min((layer for layer in failed if layer is not None), default=None)
 
     def _where(self) -> str:
+        """The words that name the first layer that differs in a failed comparison; "" if not known."""
         failed = [comparison for comparison in self.comparisons if not comparison.passed]
         # Where means decide, single entropies differ by much anyway and do not show the layer.
         if not failed or failed[0].tolerance.mean_logits < math.inf:
@@ -331,4 +332,5 @@ def against_float64(
 
 
 def _allowed(floor: float, rounding: float, most: float) -> float:
+    """Return the limit of an error: a multiple of PyTorch's own `rounding`, at most `most`, and at least `floor`."""
     return max(floor, min(ROUNDING_FACTOR * rounding, most))

@@ -68,6 +68,15 @@ def rope_parameters(
 
 
 def _yarn(file: GgufFile, factor: float, attention: float, original: int, truncate: bool) -> dict[str, Any]:
+    """Return transformers' RoPE parameters for YaRN.
+
+    `factor` is the scale of the context, `original` the context in tokens before scaling, and `attention` a factor of
+    cos
+    and sin on top of the file's.
+
+    Raises:
+        InputError: the file extrapolates by a factor other than 1.
+    """
     if (extrapolation := file.number("rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):  # -1: not set
         raise file.bad(file.own_key("rope.scaling.yarn_ext_factor"), "1 only", extrapolation)
     # llama.cpp's converter writes the whole factor of cos and sin into this key, as transformers defines it.

@@ -79,6 +79,11 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
 
 
 def _pre_tokenizer(file: GgufFile) -> tuple[PreTokenizer, tuple[str, ...]]:
+    """Return the file's pre-tokenizer, and notes for the user: one if the file does not name its own.
+
+    Raises:
+        InputError: Sharp does not have the pre-tokenizer.
+    """
     name = file.text("tokenizer.ggml.pre", "")
     if not name:
         said = "the file does not say how its texts are split (tokenizer.ggml.pre); as in llama.cpp, 'default' is taken"

@@ -57,6 +57,10 @@ def weight_names(file: GgufFile, architecture: GgufArchitecture, model: nn.Modul
 
 
 def _sources(parameter: str, names: gguf.TensorNameMap) -> tuple[str, ...]:
+    """Return the names of the GGUF tensors that make up a transformers parameter.
+
+    It is several for experts; a parameter without a known name has its own.
+    """
     layer = re.search(r"\.layers\.(\d+)\.", parameter)
     for ending, sources in EXPERTS.items():
         if layer is not None and parameter.endswith(ending):
