@@ -130,6 +130,11 @@ class LLM:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one or several prompts as a list; a list of integers is one prompt of token ids.
+
+    Raises:
+        InputError: the prompts are something else or mixed.
+    """
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable):

@@ -64,6 +64,7 @@ def provider_options(number: int, *, cuda_graphs: bool) -> tuple[str, dict[str, 
 
 
 def _check_provider() -> None:
+    """Check that ONNX Runtime has the CUDA provider, else raise SharpError."""
     if PROVIDER not in onnxruntime.get_available_providers():
         raise SharpError(
             f"onnxruntime {onnxruntime.__version__} has no {PROVIDER}; install onnxruntime-gpu in its place "

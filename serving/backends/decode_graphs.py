@@ -159,6 +159,7 @@ class DecodeGraphs:
         return StepOutput(self._readback.copy(logits, batch.logits_indices), stats)
 
     def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
+        """Capture a CUDA graph for decode steps with inputs of these shapes, with device memory of its own for them."""
         m = self._manifest
         sequences = len(arrays["context_lens"])
         inputs = {

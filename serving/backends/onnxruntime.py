@@ -156,6 +156,10 @@ class OnnxRuntimeBackend:
                 )
 
     def _check_types(self, types: dict[str, str]) -> None:
+        """Check that the model's caches have the types of the manifest, else raise InputError.
+
+        `types` are ONNX types by input name, as "tensor(float16)".
+        """
         for tensor in self._caches:
             expected = TENSOR_TYPES[tensor.dtype]
             if types[tensor.name] != expected:
@@ -246,6 +250,7 @@ class OnnxRuntimeBackend:
     def _step(
         self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
+        """Run one step. `samplings` and `changes` are for sampling on the GPU; None leaves sampling to the caller."""
         if self._graphs is not None and self._graphs.has(batch):
             return self._graphs.step(batch, samplings, changes)
         binding, m = self._binding, self._manifest
@@ -287,6 +292,8 @@ class OnnxRuntimeBackend:
         self._binding.bind_cpu_input(name, self._inputs[name])
 
     def _set_cache(self, blocks: int) -> None:
+        """Allocate caches of `blocks` blocks, in place of the earlier ones, and bind them."""
+
         def make(tensor: CacheTensor) -> Any:
             if tensor.is_screen and not self.screened:
                 return tensor.make(0)
@@ -297,6 +304,7 @@ class OnnxRuntimeBackend:
         self._bind_caches()
 
     def _bind_caches(self) -> None:
+        """Bind the current caches as inputs and the next ones as outputs; kernels update one in place."""
         for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
             self._binding.bind_ortvalue_input(tensor.name, current)
             self._binding.bind_ortvalue_output(tensor.updated_name, following)

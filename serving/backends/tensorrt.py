@@ -168,6 +168,7 @@ class TensorRtBackend:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
+        """Make the engine's GPU current in this thread; errors of a lost GPU become `DeviceLostError`."""
         with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
             # The current device belongs to the calling thread, which may not be the thread that loaded the engine.
             self._cuda.call("cudaSetDevice", self._gpu)
@@ -176,6 +177,10 @@ class TensorRtBackend:
     def _step(
         self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
+        """Run one step.
+
+        With `samplings`, tokens are sampled on the GPU after `changes` to the logits, if a sampler is set.
+        """
         # `inputs` keeps the arrays alive until the stream has copied them.
         inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
         context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]
@@ -210,6 +215,7 @@ class TensorRtBackend:
         return self._logits[:rows]
 
     def _make_context(self, profile: int) -> Any:
+        """Return an execution context for an optimization profile. SharpError if the GPU's memory is used up."""
         context = self._engine.create_execution_context()
         if context is None or not context.set_optimization_profile_async(profile, self._stream):
             raise SharpError(
@@ -228,6 +234,7 @@ class TensorRtBackend:
         return {name: self._zeros(size) for name, size in sizes.items()}
 
     def _zeros(self, size: int) -> int:
+        """Allocate `size` bytes of zeros on the GPU and return their address."""
         address = int(self._cuda.call("cudaMalloc", max(size, 1)))
         self._cuda.call("cudaMemset", address, 0, size)
         return address
@@ -272,6 +279,7 @@ def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, Sh
 
 
 def _names_of(engine: Any) -> set[str]:
+    """Return the names of the engine's inputs and outputs."""
     return {engine.get_tensor_name(number) for number in range(engine.num_io_tensors)}
 
 
@@ -282,6 +290,7 @@ def _tensors_of(manifest: Manifest, engine: Any) -> tuple[CacheTensor, ...]:
 
 
 def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:
+    """Check that the engine file has all inputs and outputs, of the types of the caches; else raise InputError."""
     expected = dict(DTYPES)
     for tensor in caches:
         expected |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
@@ -294,9 +303,11 @@ def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> 
 
 
 def _between(shape: Shape, smallest: Shape, _usual: Shape, largest: Shape) -> bool:
+    """Whether each dimension of `shape` lies within the profile's smallest and largest."""
     return all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True))
 
 
 def _require(done: bool, what: str) -> None:
+    """Raise EngineError that TensorRT refused `what`, unless `done`."""
     if not done:
         raise EngineError(f"TensorRT refused {what}; its messages are above")

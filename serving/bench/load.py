@@ -134,4 +134,5 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
 
 
 def _length(mean: int, spread: float, rng: random.Random) -> int:
+    """Return a random length of at least 1 token, uniform within `mean` * (1 - spread) and `mean` * (1 + spread)."""
     return max(1, round(rng.uniform(mean * (1 - spread), mean * (1 + spread))))

@@ -83,6 +83,7 @@ def summarize(samples: Sequence[Sample]) -> Summary:
 
 
 def _percentiles(seconds: Sequence[float]) -> Percentiles:
+    """Return mean and percentiles in milliseconds of times in seconds; all None if there are no times."""
     if not seconds:
         return Percentiles(None, None, None, None)
     milliseconds = 1000 * np.array(seconds)

@@ -98,9 +98,11 @@ class GgufModel:
         return append
 
     def _ends(self, token: int) -> bool:
+        """Whether the token ends a generation."""
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def _keep(self, level: int, text: bytes, _data: Any) -> None:
+        """Keep the first ten error messages of llama.cpp; the function is its log callback."""
         if level == 4 and len(self._messages) < 10:  # GGML_LOG_LEVEL_ERROR
             self._messages.append(text.decode(errors="replace").strip())
 

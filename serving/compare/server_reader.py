@@ -117,6 +117,11 @@ class ServerReader:
         raise InputError(f"{self._connection.url} gives neither log-probabilities nor completions: {refusals[0]}")
 
     def _served_model(self) -> str:
+        """Return the name of the server's first model; "" if it does not list models.
+
+        Raises:
+            InputError: the server requires a token.
+        """
         try:
             found = self._connection.request("/v1/models")
         except RefusedError as error:
@@ -127,6 +132,7 @@ class ServerReader:
         return models[0].id if models else ""
 
     def _post(self, kind: type[Any], path: str, body: Mapping[str, Any]) -> Any:
+        """Send JSON to `path` and return the response as the model class `kind`."""
         return parsed(kind, self._connection.request(path, body), self._connection.url + path)
 
     def _native(self, kind: type[Any], path: str, body: Mapping[str, Any]) -> Any:
@@ -141,15 +147,18 @@ class ServerReader:
             raise _NoLogprobsError(str(error)) from error
 
     def _vllm_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text from vLLM's /tokenize."""
         found: TokenList = self._post(TokenList, "/tokenize", {"model": self._model, "prompt": text})
         return found.tokens
 
     def _llama_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text, with special tokens, from llama.cpp's /tokenize."""
         body = {"content": text, "add_special": True, "parse_special": True}
         found: TokenList = self._post(TokenList, "/tokenize", body)
         return found.tokens
 
     def _text_generation_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text from Text Generation Inference's /tokenize."""
         found = self._post(TextTokens, "/tokenize", {"inputs": text})
         return [token.id for token in found]
 
@@ -163,6 +172,7 @@ class ServerReader:
         return found.tokens
 
     def _echoed_tokens(self, text: str) -> list[int] | None:
+        """Return the token ids of a text from an echoing completion; None if the server shows texts instead of ids."""
         choice = self._complete(text, 1, echo=True, logprobs=1).choices[0]
         if choice.prompt_token_ids is not None:
             return choice.prompt_token_ids
@@ -170,6 +180,7 @@ class ServerReader:
         return None if by_text(names) else [int(name) for name in names]
 
     def _complete(self, prompt: str | Sequence[int], new_tokens: int, **fields: Any) -> Completions:
+        """Request a greedy completion of `new_tokens` tokens; `fields` are further fields of the body."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": new_tokens, **GREEDY, **AS_IDS, **fields}
         found: Completions = self._post(Completions, COMPLETIONS, body)
         return found
@@ -297,6 +308,11 @@ class ServerReader:
         return Reading(None, tokens, generated, by_text(tokens), read, ("log-probabilities of the prompt",))
 
     def _completed(self, prompt: ReadingTask, new_tokens: int) -> tuple[list[Token], list[Distribution]]:
+        """Return generated tokens, and log-probabilities per token, of a greedy completion.
+
+        Raises:
+            _NoLogprobsError: the server gives none.
+        """
         choice = self._tries(prompt, new_tokens).choices[0]
         if choice.logprobs is None or not choice.logprobs.names:
             raise _NoLogprobsError(f"{self._connection.url} gives no log-probabilities")

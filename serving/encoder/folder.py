@@ -144,6 +144,11 @@ class EncoderFolder:
                 group, characters = [], 0
 
     def _tokenized(self, texts: list[Text], request: EncodeRequest, kept: int | None) -> list[TextTokens]:
+        """Tokenize texts or pairs of texts, each cut to `kept` tokens (None: not cut), from the left if requested.
+
+        Raises:
+            FieldError: the model has no tokenizer.
+        """
         if self.tokenizer is None:
             raise FieldError("prompt", f"prompt is text, and {self.manifest.name} has no tokenizer; send token ids")
         found = self.tokenizer.encode_texts(

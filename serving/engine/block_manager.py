@@ -59,6 +59,7 @@ class BlockManager:
             self._tables[number] = np.append(self.table(number), np.array(added, np.int32))
 
     def _hand_out(self) -> int:
+        """Take the free block that was freed first, remove its hash, and return it with one reference."""
         block, _ = self._free.popitem(last=False)
         self._unregister(block)
         self._references[block] = 1
@@ -99,6 +100,7 @@ class BlockManager:
             self._unregister(block)
 
     def _unregister(self, block: int) -> None:
+        """Remove the block from the prefix cache, if it is there."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]

@@ -89,6 +89,7 @@ def main() -> None:
 
 
 def _reply(message: dict[str, Any]) -> None:
+    """Write a JSON message as one line to stdout."""
     sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
     sys.stdout.buffer.flush()
 
@@ -124,6 +125,7 @@ def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn
 
 
 def _resident() -> int:
+    """Return the resident memory of this process in bytes."""
     return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 

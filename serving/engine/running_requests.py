@@ -204,6 +204,10 @@ class RunningRequests:
         times.last_token = now
 
     def _why_no_token(self, sequence: Sequence) -> SharpError:
+        """Return the error of a sequence for which no token could be sampled.
+
+        The reason is its guide, its masks, or logits that are NaN or infinite; then its blocks leave the prefix cache.
+        """
         guide = sequence.sampling.guide
         if guide and guide.error:
             return InputError(f"the completion cannot follow guided: {guide.error}")
@@ -229,6 +233,7 @@ class RunningRequests:
         return [PromptComputed(sequence.request_id, prompt.cached_tokens or 0, tuple(prompt.chunks), logprobs)]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None = None) -> Event:
+        """End a sequence and return its event. `matched` is the stop string or stop token that ended it."""
         now = time.perf_counter()
         sequence.ended = True
         unfinished = self._groups[sequence.request_id].unfinished

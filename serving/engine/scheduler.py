@@ -177,6 +177,11 @@ class Scheduler:
         return sum(len(self._blocks.table(sequence.number)) for sequence in sequences)
 
     def _preempt(self, sequence: Sequence) -> Sequence:
+        """Release a running sequence's blocks and queue it again, to be computed from its first token; return it.
+
+        Raises:
+            _TokensNeededError: a step with the sequence is under way.
+        """
         if sequence.launched:
             raise _TokensNeededError
         self.running.remove(sequence)
@@ -223,6 +228,7 @@ class Scheduler:
         return running < self._max_sequences and missing + running <= free
 
     def _fits(self, sequence: Sequence, shared: list[int]) -> bool:
+        """Whether a waiting sequence can start, given the cached blocks `shared` of its prefix."""
         if len(self.running) >= self._max_sequences:
             return False
         missing = self._blocks.missing(sequence.number, len(sequence.token_ids)) - len(shared)
@@ -251,6 +257,7 @@ class Scheduler:
         return sorted((sequence for sequence in self.running if sequence.remaining > 1), key=_progress)
 
     def _short_budget(self) -> int:
+        """Return the prompt tokens of a step that short prompts may take first: half of the budget."""
         return self._prompt_budget() // 2
 
     def _prompt_budget(self) -> int:

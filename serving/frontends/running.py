@@ -149,6 +149,7 @@ def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
 
 
 def _info(loaded: LoadedModel, settings: Settings) -> ServerInfo:
+    """Return the facts about a running server that clients can query."""
     backend, engine = settings.backend, settings.engine
     return ServerInfo(
         version=sharp_version(),

@@ -83,6 +83,10 @@ class EventStream(Generic[R]):
         self._loop.call_soon_threadsafe(self._put, event, time.perf_counter())
 
     def _put(self, event: Event, now: float) -> None:
+        """Queue an event of time `now` for the reader.
+
+        If the reader is too slow, stop the request and queue its failure.
+        """
         self._record.take(event, now)
         if self._overflowed:
             return
@@ -250,6 +254,10 @@ class GenerationService:
     async def _run(
         self, record: RequestRecord, prepare: Callable[[], R], headers: Mapping[str, str]
     ) -> AsyncIterator[EventStream[R]]:
+        """Prepare a request and yield its stream of events; end the request when the context is left.
+
+        `prepare` runs in a thread. `headers` are those that the response should have.
+        """
         self.check_serving()
         self._open += 1
         self._idle.clear()

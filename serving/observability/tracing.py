@@ -137,4 +137,5 @@ def otlp_tracing(endpoint: str, version: str) -> Tracing:
 
 
 def _nanoseconds(seconds: float) -> int:
+    """Return a time of perf_counter (seconds) as nanoseconds since 1970."""
     return EPOCH_NANOSECONDS + round(seconds * 1e9)

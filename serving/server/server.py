@@ -132,6 +132,7 @@ def _signal(grace_seconds: float) -> asyncio.Event:
 
 
 def _exit_after(seconds: float, code: int) -> None:
+    """End the process with exit code `code` after `seconds`, whatever still runs."""
     timer = threading.Timer(seconds, _exit, (code,))
     timer.daemon = True
     timer.start()

@@ -69,6 +69,7 @@ class MessageFormat:
         return self._with_calls({**message, **thoughts, "role": role, "content": content})
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the message with the arguments of its tool calls as objects, unless the template takes text."""
         if (calls := message.get("tool_calls")) and not self.text_arguments:
             return {**message, "tool_calls": [_with_object(call) for call in calls]}
         return message

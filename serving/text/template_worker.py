@@ -126,10 +126,12 @@ def _to_json(
 
 
 def _refuse(message: str) -> NoReturn:
+    """Raise TemplateError; templates call it as raise_exception."""
     raise TemplateError(message)
 
 
 def _now(form: str) -> str:
+    """Return the local time in the format of strftime; templates call it as strftime_now."""
     return datetime.now().astimezone().strftime(form)
 
 

@@ -38,6 +38,8 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return `deserialize` with `MALFORMED` as the result for bytes that are not valid protobuf."""
+
     def read(content: bytes) -> Any:
         try:
             return deserialize(content)
@@ -61,6 +63,7 @@ def _checked_messages(handle: Any) -> Any:
 
 
 async def _readable(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    """Yield the requests of a stream; abort the call with INVALID_ARGUMENT at a malformed one."""
     async for request in requests:
         if request is MALFORMED:
             await abort(context, InputError(UNREADABLE))

@@ -115,5 +115,6 @@ def described(row: TokenWeights, tokens: list[int], texts: TokenTexts) -> dict[s
 
 
 def _shown(texts: TokenTexts, token: int) -> str:
+    """Return a token's text, or its bytes, escaped as in Python, if the text is an incomplete character."""
     found = texts.of(token)
     return found.name.removeprefix("bytes:") if INCOMPLETE in found.text else found.text

@@ -47,6 +47,7 @@ class TextLogprobs:
         }
 
     def _offset(self, token_id: int) -> int:
+        """Return the index in the text of the character that the token begins in, and advance by its characters."""
         token = self._texts.of(token_id)
         offset = self._characters - (token.inside and self._characters > 0)
         self._characters += token.characters
@@ -75,4 +76,5 @@ def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[s
 
 
 def _finite(logprob: float) -> float:
+    """Return the log-probability, or `LOWEST_LOGPROB` if it is lower, infinite or NaN."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN becomes the lowest, too

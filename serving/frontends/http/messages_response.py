@@ -21,6 +21,7 @@ class MessagesResponse(PartsResponse):
     prefix = "msg"
 
     def _message(self, usage: dict[str, int], reason: str | None = None, stop: str | None = None) -> dict[str, Any]:
+        """Return the message object with all parts so far; `stop` is the stop string that ended it."""
         return {
             "id": self._base["id"],
             "type": "message",
@@ -42,6 +43,7 @@ class MessagesResponse(PartsResponse):
         ]
 
     def _index(self) -> dict[str, int]:
+        """Return the field with the index of the current part."""
         return {"index": len(self.parts)}
 
     def part_begins(self, kind: str) -> list[dict[str, Any]]:
@@ -72,6 +74,7 @@ class MessagesResponse(PartsResponse):
         return events
 
     def _end_of(self, reason: FinishReason, matched: str | int | None) -> tuple[str, str | None]:
+        """Return Anthropic's stop reason, and the stop string that matched or None."""
         if reason is not FinishReason.STOP:
             return "max_tokens", None
         if any(part["type"] == "tool_use" for part in self.parts):
@@ -101,6 +104,7 @@ def error_event(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted(usage: Usage) -> dict[str, int]:
+    """Return the counts of tokens under Anthropic's names."""
     return {
         "input_tokens": usage.prompt_tokens,
         "output_tokens": usage.completion_tokens,
@@ -109,12 +113,14 @@ def _counted(usage: Usage) -> dict[str, int]:
 
 
 def _block(kind: str, text: str) -> dict[str, Any]:
+    """Return the content block of a thought or of text."""
     return (
         {"type": "thinking", "thinking": text, "signature": ""} if kind == REASONING else {"type": "text", "text": text}
     )
 
 
 def _object(text: str) -> Any:
+    """Return the JSON value of a text; an empty object if it is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

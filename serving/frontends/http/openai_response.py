@@ -105,15 +105,18 @@ class ResponseBuilder(ABC):
         matched: str | int | None = None,
         token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
+        """Return a chunk of a stream for choice number `choice`. `matched` is the stop string or stop token."""
         entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason, **self._token_ids(token_ids)}
         if reason:
             entry["stop_reason"] = matched
         return {**self._base, "object": self.chunk_object, "choices": [entry]}
 
     def _token_ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """Return the field with token ids; empty if the request did not ask for them."""
         return {"token_ids": token_ids} if self._extras.token_ids else {}
 
     def _prompt_token_ids(self, prompt: int) -> dict[str, Any]:
+        """Return the field with the ids of a prompt, by number; empty if the request did not ask for them."""
         return {"prompt_token_ids": self._extras.prompts[prompt]} if self._extras.prompts else {}
 
     @abstractmethod
@@ -175,6 +178,7 @@ class CompletionResponse(ResponseBuilder):
     def _whole(
         self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
+        """Return a completion's choice with its text, after the prompt's text if it is echoed."""
         text = self._echo[prompt][0] if self._echo else ""
         logprobs = None if completion.logprobs is None else TextLogprobs(self._texts, len(text)).of(completion.logprobs)
         if self._echo and logprobs is not None:
@@ -184,6 +188,7 @@ class CompletionResponse(ResponseBuilder):
         return {"text": text + completion.text, "logprobs": logprobs, **end}
 
     def _of_prompt(self, prompt: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """Return the log-probabilities of an echoed prompt, by number; they are computed once."""
         if prompt not in self._echoed:
             text, first = self._echo[prompt]
             self._echoed[prompt] = TextLogprobs(self._texts).of_prompt(first, entries, text)
@@ -253,6 +258,7 @@ class ChatResponse(ResponseBuilder):
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> dict[str, Any]:
+        """Return a completion's choice: a message with text, thoughts and tool calls."""
         parser = self._parser()
         parts, rest = parser.push(completion.text), parser.end(cut=completion.finish_reason is not FinishReason.STOP)
         text, calls = parts.content + rest.content, parts.calls + rest.calls
@@ -273,10 +279,12 @@ def _thought(text: str) -> dict[str, str]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
+    """Return a tool call as OpenAI's JSON object."""
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _reason(reason: FinishReason, *, calls: bool) -> str:
+    """Return OpenAI's finish reason; `calls` says whether there are tool calls."""
     return "tool_calls" if calls and reason is FinishReason.STOP else REASONS[reason]
 
 

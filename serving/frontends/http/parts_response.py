@@ -66,6 +66,7 @@ class PartsResponse(ResponseBuilder):
         return [*self._end(event.reason), *self.closing(event.reason, event.matched, event.usage)]
 
     def _add(self, parts: MessageParts) -> list[dict[str, Any]]:
+        """Return the stream's events for new thoughts, text and calls; a part ends where another kind begins."""
         events: list[dict[str, Any]] = []
         for kind, text in ((REASONING, parts.reasoning), (TEXT, parts.content)):
             if not text:
@@ -81,9 +82,11 @@ class PartsResponse(ResponseBuilder):
         return events
 
     def _end(self, reason: FinishReason) -> list[dict[str, Any]]:
+        """Return the stream's events for the end of a completion: held text, and the end of the open part."""
         return [*self._add(self._parser.end(cut=reason is not FinishReason.STOP)), *self._close()]
 
     def _close(self) -> list[dict[str, Any]]:
+        """Return the events that end the open part; empty if none is open."""
         if self._open is None:
             return []
         events = self.part_ends(self._open, self.text)
@@ -93,6 +96,7 @@ class PartsResponse(ResponseBuilder):
     def _whole(
         self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
+        """Raise NotImplementedError: these responses override `whole`."""
         raise NotImplementedError("`whole` is another here")
 
     @abstractmethod

@@ -67,6 +67,7 @@ class StrictBuffer(ReceiveBuffer):
         return lines
 
     def _refuse(self, sentence: str, status: int = BAD_REQUEST) -> NoReturn:
+        """Keep status and sentence of a malformed request as `problem`, and raise h11's RemoteProtocolError."""
         self.problem = (status, sentence)
         raise RemoteProtocolError(sentence, error_status_hint=status)
 
@@ -158,6 +159,7 @@ class Protocol(H11Protocol):
         return None
 
     def _end_late(self, part: str, seconds: float) -> None:
+        """Close a connection whose `part` did not arrive within `seconds`; status 408 if some of the request did."""
         if part == "body" or self.conn.trailing_data[0]:
             self._refuse(TIMEOUT, LATE.format(part=part, seconds=seconds))
         self.transport.close()
@@ -182,6 +184,7 @@ class Protocol(H11Protocol):
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    """Cancel the timer, if there is one."""
     if timer is not None:
         timer.cancel()
 

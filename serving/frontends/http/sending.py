@@ -125,6 +125,10 @@ async def _send_start(
     *,
     large: bool,
 ) -> None:
+    """Send the chunks that begin a choice: its role, and the prompt with its log-probabilities if requested.
+
+    `large` converts them in a thread. `running` adds the usage so far to each chunk, None does not.
+    """
     if not large:
         for chunk in response.start(choice, prompt, event.logprobs):
             await _send_data(send, response, chunk if running is None else running.in_chunk(chunk))
@@ -136,6 +140,7 @@ async def _send_start(
 
 
 async def _send_data(send: Send, response: ResponseBuilder, data: dict[str, Any]) -> None:
+    """Send a JSON object as one event of the stream."""
     await send_pieces(send, response.frame(data).encode())
 
 

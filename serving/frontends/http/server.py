@@ -131,10 +131,12 @@ class _Server(uvicorn.Server):
         yield
 
     def _listen(self, listening: socket.socket) -> None:
+        """Watch a listening socket for connections, unless the server is ending."""
         if not self.should_exit and listening.fileno() >= 0:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
+        """Accept one connection. If the process has no descriptor left, end the oldest idle connection and wait."""
         try:
             accepted, address = listening.accept()
         except OSError as error:

@@ -101,6 +101,7 @@ class LiveState:
 
 
 def _attention(model: AttentionModel) -> dict[str, Any]:
+    """Return the state of a model's attention for the status page as JSON values, entropies in nats."""
     snapshot = model.heads.snapshot()  # without a flush, because a delay of a second does no harm here
     recent = snapshot.recent
     state: dict[str, Any] = {
@@ -128,4 +129,5 @@ def _attention(model: AttentionModel) -> dict[str, Any]:
 
 
 def _rounded(values: NDArray[np.float64]) -> list[Any]:
+    """Return an array as nested lists of numbers rounded to `DIGITS`."""
     return json_numbers(values.round(DIGITS))

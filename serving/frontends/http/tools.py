@@ -133,6 +133,7 @@ def schemas_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _arguments_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's JSON schema with no further properties allowed; schemas that combine others stay as they are."""
     if schema.get("properties") == {} and schema.keys() <= ANNOTATED:
         return NO_ARGUMENTS
     text = json.dumps(schema)
@@ -166,6 +167,7 @@ def _rules(tools: Sequence[Tool], schemas: Sequence[dict[str, Any]]) -> list[str
 
 
 def _guided(rules: list[str], what: str) -> Guided:
+    """Return the guide of these grammar rules. FieldError if they are too long for tools that are `what`."""
     try:
         return Guided(grammar="\n".join(rules), marks=(CALL_START, CALL_END))
     except FieldError as error:

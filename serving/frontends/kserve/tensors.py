@@ -93,6 +93,7 @@ def raw_string(content: bytes) -> bytes:
 
 
 def _text(name: str, content: bytes) -> str:
+    """Return UTF-8 bytes as text. FieldError for the input `name` if they are not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -128,6 +129,7 @@ def response(model: str, request_id: str, outputs: Mapping[str, str | float]) ->
 
 
 def _raw(datatype: str, value: str | float) -> bytes:
+    """Return the bytes of one element: a text with its length before it, or a little-endian number."""
     if isinstance(value, str):
         return raw_string(value.encode())
     return struct.pack("<f" if datatype == "FP32" else "<I", value)

@@ -49,6 +49,7 @@ class Baseline(BaseModel):
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:
+        """Check that edges and counts have entries for the same layers, heads and ranges, else raise ValueError."""
         heads = len(self.edges[0]) if self.edges else 0
         for name, table, width in (("edges", self.edges, BINS - 1), ("counts", self.counts, BINS)):
             ranges = [bins for layer in table for head in layer for bins in head]
@@ -172,6 +173,7 @@ class Drift:
 
 
 def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return counts [..., bins] as shares that add up to 1, smoothed so that none is 0."""
     smoothed = counts + SMOOTHING
     shares: NDArray[np.float64] = smoothed / smoothed.sum(-1, keepdims=True)
     return shares

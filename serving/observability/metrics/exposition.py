@@ -72,6 +72,7 @@ def encode(
 
 
 def _text(family: Family, openmetrics: bool) -> str:
+    """Return a metric family as Prometheus or OpenMetrics text; they differ in names of counters and in units."""
     name = f"{family.name}_total" if family.kind == "counter" and not openmetrics else family.name
     unit = f"# UNIT {name} {unit_of(family.name)}\n" if openmetrics and unit_of(family.name) else ""
     return f"# HELP {name} {family.description}\n# TYPE {name} {family.kind}\n{unit}{family.lines}"

@@ -159,6 +159,7 @@ class RequestMetrics:
             histograms["step"].observe(seconds)
 
     def _complete(self, completed: Completed) -> None:
+        """Observe a completed sequence in the histograms of tokens and seconds."""
         exemplar, histograms = _exemplar(completed.request_id), self._histograms
         histograms["prompt"].observe(completed.prompt_tokens, exemplar)
         histograms["generated"].observe(completed.generated_tokens, exemplar)
