@@ -117,6 +117,7 @@ def first_step(step: Step, clock: Clock) -> tuple[float, float]:
 
 
 def _status_kb(field: str) -> int:
+    """Return a field of /proc/self/status in kB, as "VmHWM" (peak memory)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field)))
 

@@ -99,11 +99,17 @@ def captured(checkpoint: Path, norm: str) -> list[LayerInputs]:
 
 
 def _load(path: Path) -> LayerInputs:
+    """Return the captured query, key and value of a layer, as float32."""
     with np.load(path) as arrays:
         return LayerInputs(**{name: arrays[name].astype(np.float32) for name in arrays.files})
 
 
 def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
+    """Run a checkpoint over text and save query, key and value of some layers to `folder`, a file per layer.
+
+    Raises:
+        InputError: the model is no decoder.
+    """
     source = read_source(checkpoint, norm)
     decoder = source.model
     if not isinstance(decoder, Decoder):

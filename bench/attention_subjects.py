@@ -105,6 +105,10 @@ class PagedInputs:
         self.layers = [self._values(layer, np.random.default_rng(number)) for number, layer in enumerate(work.layers)]
 
     def _values(self, layer: LayerInputs, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
+        """Return the op's inputs by name, with caches filled from the layer's keys and values.
+
+        `generator` shuffles the blocks, unless they are to be in order.
+        """
         work, block_size = self.work, self.block_size
         blocks_each = -(-work.context // block_size)
         blocks = np.arange(blocks_each * work.sequences, dtype=np.int32)
@@ -147,6 +151,7 @@ class PagedInputs:
 
 
 def _screen_values(layer: LayerInputs, cache: NDArray[np.generic]) -> dict[str, ort.OrtValue]:
+    """Return the inputs `key_screen` and `key_shift` for a key cache."""
     shift = layer.key.mean(0)
     screen = np.concatenate([screen_of_cache(blocks, shift) for blocks in np.array_split(cache, min(64, len(cache)))])
     return {
@@ -204,12 +209,14 @@ _NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dty
 
 
 def _in_pages(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return a copy of the array in huge pages, where the system has them."""
     copy = page_memory.zeros(array.shape, array.dtype.type)
     copy[...] = array
     return copy
 
 
 def _cache_value(array: NDArray[np.float32], dtype: str) -> ort.OrtValue:
+    """Return a cache as an ONNX Runtime value of dtype "bfloat16", "float16" or "float32"."""
     if dtype == "bfloat16":
         bits = array.astype(ml_dtypes.bfloat16).view(np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(_in_pages(bits), TensorProto.BFLOAT16)

@@ -363,6 +363,7 @@ def adapt_temperature(result: Row) -> Iterator[str]:
 
 
 def _by_position(row: Row) -> dict[str, str]:
+    """Return perplexities of a row as text, by the range of positions, as "0 to 1023"."""
     return {f"{part['from']} to {part['to'] - 1}": f"{part['perplexity']:.2f}" for part in row["by_position"]}
 
 

@@ -144,6 +144,7 @@ class SharpConfig:
         return self.temperature if self.norm == "fixed-temperature" else 1.0
 
     def _check(self) -> None:
+        """Check the norm, that sizes are whole numbers within limits and that heads agree; else raise InputError."""
         get_norm(self.norm)
         for field in (
             *("vocab_size", "hidden_size", "intermediate_size", "layers", "q_heads", "kv_heads", "head_dim"),

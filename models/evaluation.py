@@ -180,6 +180,7 @@ def measure(
 
 
 def _varied(sampler: Sampler, field: str, value: float) -> Sampler:
+    """Return the sampler with another value of a field; a whole number is passed as an integer."""
     return with_parameters(sampler, (f"{field}={int(value) if value.is_integer() else value}",))
 
 

@@ -188,6 +188,7 @@ def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
 
 
 def _points(entropies: list[Tensor], inverses: list[Tensor], samples: int, generated: int) -> Points:
+    """Return the concatenated points; `samples` and `generated` count the rows used and the rows tried."""
     return Points(
         torch.cat([*entropies, torch.empty(0)]).double().numpy(),
         torch.cat([*inverses, torch.empty(0)]).double().numpy(),

@@ -125,6 +125,7 @@ _initialize_weights = PreTrainedModel._initialize_weights
 
 
 def _post_init_with_norm(self: PreTrainedModel) -> None:
+    """Attach the norm that the model's config names, then run transformers' own post_init."""
     attach_requested(self)
     _post_init(self)  # type: ignore[no-untyped-call]
 

@@ -51,6 +51,10 @@ class Run:
 
 
 def _bench(name: str, shows: str, minutes: float, *arguments: str, decides: bool = False, file: str = "gpu") -> Run:
+    """Return a run of `bench.gpu.run` with these arguments, or of `bench.gpu.library` if `file` says so.
+
+    `shows` says what the run measures, `minutes` how long it may take, and `decides` that later runs depend on it.
+    """
     module = "bench.gpu.library" if file.startswith("gpu_library") else "bench.gpu.run"
     tail = ("--minutes", "{minutes}", "--output", f"{{output}}/{file}.json", "--resume")
     return Run(name, shows, minutes, (sys.executable, "-m", module, *arguments, *tail), decides)

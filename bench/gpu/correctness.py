@@ -212,6 +212,7 @@ def check_large(executor: Executor, capability: int, cases: Cases) -> Iterator[d
 
 
 def _large(normalizer: str, name: str, head_dim: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: errors of random rows of the large case `name`, and whether a second run repeats the bits."""
     call = make_call(normalizer, LARGE[name], head_dim=head_dim, statistics=True, spread=2.0)
     output, *_, stats = (tensor.clone() for tensor in run(call))
     same = {"second run": torch.equal(output, run(call)[0]), "graph": torch.equal(output, replayed(call))}

@@ -231,4 +231,5 @@ def on_host(tensor: Tensor) -> np.ndarray:
 
 
 def _integers(numbers: Any, device: str) -> Tensor:
+    """Return numbers as an int32 tensor on the device."""
     return torch.as_tensor(np.asarray(numbers), dtype=torch.int32, device=device)

@@ -40,6 +40,7 @@ HOW = ("library", "plugin in place", "plugin copying")
 
 
 def _columns(call: Call) -> int:
+    """Return the number of columns of the call's statistics."""
     columns: int = call.attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
     return columns
 
@@ -213,6 +214,7 @@ def compile_kernels(folder: Path, quick: bool, target: int) -> None:
 
 
 def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per way to run the case by the C++ library, with its errors; or that it has no such kernel."""
     call = op.make_call(device=device, **case)
     arrays = to_numpy(call.tensors)
     try:

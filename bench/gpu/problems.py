@@ -61,6 +61,7 @@ def attention_problem(
 
 
 def _common(call: Call) -> dict[str, Any]:
+    """Return the fields that the C structs of both ops share, with tensors as addresses."""
     tensors = call.tensors
     return {
         "attributes": AttributesStruct.of({**call.attributes, "normalizer": call.normalizer}),
@@ -72,4 +73,5 @@ def _common(call: Call) -> dict[str, Any]:
 
 
 def _type(tensor: torch.Tensor) -> int:
+    """Return the number of the tensor's type in the C enum."""
     return TYPES.index("fp8" if tensor.dtype == torch.float8_e4m3fn else str(tensor.dtype).removeprefix("torch."))

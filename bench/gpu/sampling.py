@@ -43,6 +43,7 @@ def sampling(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yield one row for `rows` rows and the filter `name`: number of wrong tokens, repeatability, and time."""
     generator = torch.Generator("cuda").manual_seed(vocab + rows)
     logits = SPREAD * torch.randn((rows, vocab), device="cuda", generator=generator)
     randoms = torch.rand((rows, 1), dtype=torch.float64, device="cuda", generator=generator)

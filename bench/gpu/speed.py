@@ -122,15 +122,18 @@ def decode(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _cache_bytes(batch: int, context: int) -> int:
+    """Return the bytes of keys and values of `batch` sequences of `context` tokens in 16 bits."""
     return batch * context * KV_HEADS * HEAD_DIM * 2 * 2
 
 
 def _decode_calls(batch: int, context: int) -> list[Call]:
+    """Return decode calls with random inputs, as many layers as exceed the GPU's cache, so that reads are cold."""
     layers = max(1, min(64, COLD_BYTES // _cache_bytes(batch, context)))
     return [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
 
 
 def _scaled_calls(dtype: torch.dtype, batch: int, context: int, layers: int) -> list[Call]:
+    """Return decode calls for caches of `dtype`, whose blocks have scales."""
     options: dict[str, Any] = {"spread": SPREAD, "cache_dtype": dtype}
     return [make_call("softmax", ((context - 1, 1),) * batch, seed=i, **options) for i in range(layers)]
 
@@ -157,6 +160,10 @@ def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], An
 
 
 def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: the time of a decode step of subject `name`; no row if its library is not installed.
+
+    `calls` makes the op's calls, one per layer.
+    """
     layers = len(calls())
     if name == "torch SDPA":
         subject = _sdpa_decode(batch, context, layers)
@@ -192,6 +199,7 @@ def prefill(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _time_question(name: str) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds of a question behind a long context that is cached, for normalizer `name`."""
     timing = time_call(_over([make_call(name, (QUESTION,), spread=SPREAD)]))
     yield {
         "milliseconds": timing.median,
@@ -201,6 +209,7 @@ def _time_question(name: str) -> Iterator[dict[str, Any]]:
 
 
 def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds of a prompt of `length` tokens for subject `name`; no row if it is not installed."""
     normalizer = "entmax" if name == NEAR_KEYS else name
     call = make_call("softmax", ((0, length),), spread=SPREAD, alibi=name == NEAR_KEYS).with_normalizer(normalizer)
     if name in SDPA_BACKENDS:
@@ -230,6 +239,10 @@ def statistics_cost(cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _time_statistics(normalizer: str, sequences: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds without statistics, and the ratios to it with statistics off and on.
+
+    `sequences` are (context, new tokens) of each sequence.
+    """
     times = {}
     for state in (None, False, True):
         call = make_call(normalizer, sequences, spread=SPREAD, statistics=state)
@@ -256,6 +269,7 @@ def support(call: Call) -> float:
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
+    """Return the GPU time of one call in milliseconds."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     call()
@@ -265,6 +279,8 @@ def _milliseconds(call: Callable[[], Any]) -> float:
 
 
 def _over(calls: list[Call]) -> Callable[[], None]:
+    """Return a function that runs all calls, one after the other."""
+
     def step() -> None:
         for call in calls:
             run(call)
@@ -273,10 +289,12 @@ def _over(calls: list[Call]) -> Callable[[], None]:
 
 
 def _heads(sequences: int, tokens: int, heads: int) -> Tensor:
+    """Return random bfloat16 heads [sequences, heads, tokens, HEAD_DIM] on the GPU."""
     return torch.randn(sequences, heads, tokens, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
 
 
 def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
+    """Return a function that runs decode steps of torch's SDPA, one per layer."""
     query = _heads(batch, 1, HEADS)
     caches = [(_heads(batch, context, KV_HEADS), _heads(batch, context, KV_HEADS)) for _ in range(layers)]
 
@@ -288,6 +306,7 @@ def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
 
 
 def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
+    """Return a function that runs a causal prompt by a backend of torch's SDPA."""
     query, key, value = _heads(1, length, HEADS), _heads(1, length, KV_HEADS), _heads(1, length, KV_HEADS)
 
     def step(grouped: bool = True) -> None:
@@ -303,6 +322,7 @@ def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
 
 
 def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
+    """Return a function that runs decode steps of FlashInfer with pages of 16 tokens, one per layer."""
     import flashinfer
 
     query = torch.randn(batch, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
@@ -320,6 +340,7 @@ def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], An
 
 
 def _flashinfer_prefill(length: int) -> Callable[[], Any]:
+    """Return a function that runs a causal prompt by FlashInfer."""
     import flashinfer
 
     query, key, value = (
@@ -330,6 +351,7 @@ def _flashinfer_prefill(length: int) -> Callable[[], Any]:
 
 
 def _adasplash(length: int) -> Callable[[], Any]:
+    """Return a function that runs a causal prompt by AdaSplash, entmax of alpha 1.5."""
     from adasplash import adasplash
 
     # AdaSplash has no groups of heads, so every query head has keys and values of its own.
