@@ -83,6 +83,7 @@ def read_bandwidth(threads: int, clock: Clock) -> Callable[[], float]:
     numbers = torch.ones(READ_BYTES // 4)
 
     def read() -> float:
+        """Return the bytes per second of one streaming read."""
         began = clock()
         numbers.sum()
         return READ_BYTES / (clock() - began)

@@ -166,6 +166,7 @@ def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, d
         alibi_slopes: torch.Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> torch.Tensor:
+        """Record the layer's query, key and value, and compute its attention."""
         seen[layer] = {
             name: tensor[0].numpy().astype(np.float16)
             for name, tensor in (("query", query), ("key", key), ("value", value))

@@ -78,6 +78,7 @@ def _one_node_session(
     """Return a session of one node with the server's settings but for threads; `types` names what is not float32."""
 
     def infos(names: list[str]) -> list[object]:
+        """Return ONNX declarations of these values, float32 unless `types` says otherwise."""
         return [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in names]
 
     opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
@@ -287,6 +288,7 @@ def sdpa(work: Workload, threads: int) -> Step:
     heads = [tuple(torch.from_numpy(_in_pages(tensor.numpy())) for tensor in layer) for layer in heads]
 
     def step(layer: int) -> torch.Tensor:
+        """Compute attention of a layer by torch's SDPA."""
         query, key, value = heads[layer]
         with torch.inference_mode():
             return torch.nn.functional.scaled_dot_product_attention(
@@ -310,6 +312,7 @@ def entmax_package(work: Workload, threads: int) -> Step:
     masked = torch.arange(work.context)[None, :] > torch.arange(first, work.context)[:, None]
 
     def step(layer: int) -> torch.Tensor:
+        """Compute attention of a layer with entmax 1.5 of the package entmax."""
         query, key, value = heads[layer]
         with torch.inference_mode():
             grouped = query.unflatten(1, (work.kv_heads, group))  # [sequences, kv_heads, group, queries, dim]

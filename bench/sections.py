@@ -26,6 +26,7 @@ def field(name: str, form: str = "", scale: float = 1) -> Cell:
     """
 
     def cell(row: Row) -> str:
+        """Return the row's value as text, scaled and formatted; "" if it is missing."""
         value = row.get(name)
         if value is None:
             return ""
@@ -459,6 +460,7 @@ def shown(name: str) -> Cell:
     """Return a cell that shows a field as it is, with numbers to four digits."""
 
     def cell(row: Row) -> str:
+        """Return the row's value as the text of a Markdown cell."""
         value = row.get(name, "")
         return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|").replace("\n", " ")
 

@@ -177,6 +177,7 @@ def run_export(flags: ExportFlags) -> None:
         began = time.monotonic()
 
         def phase(name: str, steps: int) -> Callable[[], None]:
+            """Begin a phase of the progress bar, and return the function to call after each of its steps."""
             if not console.is_terminal:  # a log has no progress bar, but a line when a phase begins
                 console.print(f"{time.monotonic() - began:6.1f} s  {name}", highlight=False)
             for task in progress.tasks:
@@ -185,6 +186,7 @@ def run_export(flags: ExportFlags) -> None:
             return lambda: progress.advance(task_id)
 
         def on_source(read: Source) -> None:
+            """Print the warnings about the checkpoint."""
             if not read.trained:
                 progress.console.print(untrained_warning(read))
             for warning in read.warnings:

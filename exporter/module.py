@@ -195,6 +195,7 @@ def _traced_with(module: nn.Module, arguments: Any, named: Any, varying: int) ->
     """Trace the module with the first `varying` dimensions of every tensor dynamic, where this is possible."""
 
     def shape_of(one: Any) -> dict[int, Any] | None:
+        """Return an argument's dynamic dimensions for torch.export; None if it is no tensor."""
         return dict.fromkeys(range(min(varying, one.dim())), Dim.AUTO) if isinstance(one, Tensor) else None
 
     twice = _two_sequences((arguments, named))

@@ -106,6 +106,7 @@ def _by_autograd(attention: ChunkedAttention, query: Tensor, key: Tensor, value:
 
     @_in_its_own_dtype
     def output_of(query: Tensor, key: Tensor, value: Tensor, chunk: QueryChunk) -> Tensor:
+        """Compute the output of one chunk of queries, [batch, q_heads, chunk, value_dim]."""
         products = by_key_head(wide(query[:, :, chunk.rows]), key.shape[1]) @ wide(key[:, :, chunk.keys]).mT
         logits, _, visible = attention.logits(by_head(products, query.shape[1]), chunk)
         weights = by_key_head(attention.weights(logits, visible), key.shape[1])
@@ -155,6 +156,7 @@ def _in_its_own_dtype(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(compute)
     def run(first: Tensor, *rest: Any) -> Any:
+        """Call the function without autocast."""
         if not torch.amp.is_autocast_available(first.device.type):
             return compute(first, *rest)
         with torch.autocast(first.device.type, enabled=False):

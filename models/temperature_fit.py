@@ -181,6 +181,7 @@ def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
         alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
+        """Compute eager attention with logits, position bias included, divided by theta."""
         slopes = None if alibi_slopes is None else alibi_slopes / theta
         return eager(layer, query / theta, key, value, head_params, slopes, options)
 

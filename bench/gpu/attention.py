@@ -152,6 +152,7 @@ def check(
     ]
 
     def compared(number: int) -> Iterator[dict[str, Any]]:
+        """Yield the row of errors of call `number` against its reference."""
         yield compare(calls[number], computed(references[number], calls[number], expected))
 
     for number, case in enumerate(listed):

@@ -160,6 +160,7 @@ def check_small(
         references[number] = submit(executor, expected, to_numpy(call.tensors), call.normalizer, call.attributes)
 
     def check(number: int) -> Iterator[dict[str, Any]]:
+        """Yield the row of errors of call `number` against its reference."""
         yield compare(calls[number], computed(references[number], calls[number], expected))
 
     for number, case in enumerate(listed):

@@ -71,6 +71,7 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
     elif name == "temperature":
 
         def peer() -> torch.Tensor:
+            """Sample one token per row by torch.multinomial, for comparison."""
             return torch.multinomial(torch.softmax(logits, 1), 1)
 
     yield row | ({"torch_microseconds": time_call(peer, graph=False).median * 1e3} if peer else {})

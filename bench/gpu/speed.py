@@ -92,12 +92,14 @@ def machine(cases: Cases) -> Iterator[dict[str, Any]]:
     """Yield the machine's limits: bytes copied (read and written) and bfloat16 matrix products, a second."""
 
     def copy() -> Iterator[dict[str, Any]]:
+        """Yield the GPU's copy bandwidth in GB/s, reads and writes together."""
         source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
         target = torch.empty_like(source)
         copied = time_call(lambda: target.copy_(source))
         yield {"gb_per_second": 2 * source.numel() / copied.median / 1e6}
 
     def multiply() -> Iterator[dict[str, Any]]:
+        """Yield the speed of a large bfloat16 matrix product in TFLOP/s."""
         a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         product = time_call(lambda: a @ b)
         yield {"tflops": 2 * 8192**3 / product.median / 1e9}
@@ -148,6 +150,7 @@ def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], An
     off = torch.tensor(False, device="cuda")
 
     def step() -> None:
+        """Run one decode step, a call per layer."""
         for key, value in caches:
             attention(
                 *(query, fresh, fresh, key, value, past),
@@ -282,6 +285,7 @@ def _over(calls: list[Call]) -> Callable[[], None]:
     """Return a function that runs all calls, one after the other."""
 
     def step() -> None:
+        """Run all calls once."""
         for call in calls:
             run(call)
 
@@ -299,6 +303,7 @@ def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
     caches = [(_heads(batch, context, KV_HEADS), _heads(batch, context, KV_HEADS)) for _ in range(layers)]
 
     def step() -> None:
+        """Run one decode step, a call per layer."""
         for key, value in caches:
             functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
@@ -310,6 +315,7 @@ def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
     query, key, value = _heads(1, length, HEADS), _heads(1, length, KV_HEADS), _heads(1, length, KV_HEADS)
 
     def step(grouped: bool = True) -> None:
+        """Compute the prompt once; `grouped` lets SDPA share KV heads among query heads."""
         with sdpa_kernel(backend):
             functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 

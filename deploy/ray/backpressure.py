@@ -63,10 +63,12 @@ async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator
     room = asyncio.Semaphore(AHEAD)
 
     async def give(message: Any) -> None:
+        """Queue a message once there is room."""
         await room.acquire()
         messages.put_nowait(message)
 
     async def run() -> None:
+        """Run `fill`, and queue None at its end."""
         try:
             await fill(give)
         finally:

@@ -77,11 +77,13 @@ class _Handlers(grpc.GenericRpcHandler):
             return None
 
         async def unary(request: Any, context: Any) -> bytes:
+            """Route a unary call to a replica and return the response's bytes."""
             response: bytes = await handler.unary_unary(request, _Routed(context, request))
             await _end(context)
             return response
 
         async def stream(request: Any, context: Any) -> None:
+            """Route a call with a stream of responses to a replica, and write its messages."""
             routed, started = _Routed(context, request), False
             async with aclosing(_messages(handler.unary_stream(request, routed))) as messages:
                 async for message in messages:
@@ -92,7 +94,10 @@ class _Handlers(grpc.GenericRpcHandler):
             await _end(context)
 
         async def streams(requests: AsyncIterator[Any], context: Any) -> None:
+            """Route each request of a stream by itself, and write the responses as they come."""
+
             async def responses(request: Any) -> AsyncGenerator[bytes]:
+                """Yield the responses to one request of the stream, and at the end its error, if any."""
                 own = _InnerContext(_Routed(context, request))
                 async with aclosing(_messages(handler.unary_stream(request, own))) as messages:
                     async for message in messages:

@@ -73,6 +73,7 @@ def _unary(method: Callable[[ReplicaModel], Servicer]) -> Callable[..., Coroutin
     """
 
     async def respond(self: "ModelServer", request: Any, grpc_context: RayServegRPCContext) -> Any:
+        """Call the RPC of the model that the request names."""
         return await ReplicaContext(grpc_context).unary(partial(self._respond, method), request)
 
     return respond
@@ -115,6 +116,7 @@ class ModelServer:
 
         @serve.multiplexed(max_num_models_per_replica=models_per_replica)  # type: ignore[untyped-decorator]
         async def load(name: str) -> ReplicaModel:
+            """Load the model of this name."""
             return await self._load_folder(self._folders[name])
 
         self._load = load
@@ -294,6 +296,7 @@ def _alone(loaded: ReplicaModel) -> Servicer:
     """Return a servicer that passes one request to `ModelStreamInfer`, as a stream with this request only."""
 
     async def requests(request: Any) -> AsyncIterator[Any]:
+        """Yield the one request, as a stream."""
         yield request
 
     return lambda request, context: loaded.kserve.ModelStreamInfer(requests(request), context)

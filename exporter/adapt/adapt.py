@@ -186,6 +186,7 @@ def _distil(
         every = max(1, recipe.steps // EVALUATIONS)
 
         def after(progress: Progress) -> None:
+            """Report a training step, with the student's perplexity every `every` steps."""
             advance()
             measured = processes.first and (progress.step % every == 0 or progress.step == recipe.steps)
             on_step(progress, perplexity(token_losses(student, windows)) if measured else None)

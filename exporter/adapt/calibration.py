@@ -90,6 +90,7 @@ def calibrate(student: Student, tokens: Tensor, max_error: float, advance: Calla
     errors: list[Tensor] = []
 
     def observe(_heads: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> None:
+        """Measure the errors of all candidates for a layer, from its query, key and value."""
         errors.append(_errors(query, key, value, options, student, tried))
         advance()
 

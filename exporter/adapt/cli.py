@@ -235,12 +235,14 @@ def adapt(
         starting = bars.add_task("Loading PyTorch", total=None)
 
         def phase(name: str, steps: int) -> Callable[[], None]:
+            """Begin a progress bar of `steps` steps, and return the function to call after each step."""
             if not console.is_terminal:
                 console.print(name, highlight=False)
             task = bars.add_task(name, total=steps)
             return lambda: bars.advance(task)
 
         def on_step(progress: "Progress", perplexity: float | None) -> None:
+            """Print loss, KL, held-out perplexity and remaining time of a step whose perplexity was measured."""
             if perplexity is not None:
                 left = progress.seconds / progress.step * (progress.steps - progress.step)
                 bars.console.print(

@@ -308,6 +308,7 @@ def _train(
     """
 
     def losses_of(step: int) -> tuple[float, float]:
+        """Add the gradients of a step's batch, and return its loss and 0 (there is no loss of hidden states)."""
         with student.at(step / recipe.steps):
             loss = student.divergence(batch_at(recipe, tokens, step))
             loss.backward()  # type: ignore[no-untyped-call] # torch's own has no types

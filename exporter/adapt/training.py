@@ -179,6 +179,7 @@ def train(
     adapters = {name for name in learned if "lora_" in name}
 
     def losses_of(step: int) -> tuple[float, float]:
+        """Add the gradients of a step's batch, and return KL and the error of hidden states, as `train_step` does."""
         with on_the_path(student, step / recipe.steps if recipe.path else 1.0):
             return train_step(student, processes.share(batch_at(recipe, tokens, step)), DTYPES[recipe.dtype])
 
@@ -228,6 +229,7 @@ def descend(
     began, saved = time.monotonic() - seconds, time.monotonic()
 
     def save() -> None:
+        """Save the state of the training, in the first process only and if there is a folder."""
         if folder is not None and processes.first:
             save_state(folder, learned, optimizer, RunState(recipe, identity, step, time.monotonic() - began))
 

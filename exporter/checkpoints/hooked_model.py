@@ -62,6 +62,7 @@ class StartParameters(nn.Module):
             _alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention with the norm's start values as head parameters and scales of queries."""
             if scale is not None:
                 check_uncapped(self.norm, options)
                 query, options = query * scale.unsqueeze(-1).to(query.dtype), replace(options, query_factor=scale)
@@ -100,6 +101,7 @@ class LearnedParameters(nn.Module):
             _alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention with the layer's learned head parameters, sinks and scales."""
             norm = self.norms[layer]
             assert isinstance(norm, AttentionNorm)
             scale, softcap = norm.logit_options(options.scale, options.softcap)
@@ -269,6 +271,7 @@ class HookedEncoder(UncachedModel):
             in_order = around
 
             def around(layer: int, *arguments: Any) -> Tensor:
+                """Compute attention of a module by its index in the order of the layers."""
                 return in_order(self.order.index(layer), *arguments)
 
         if self.head == "classification":  # some models pool by the mean of the tokens without padding

@@ -177,6 +177,7 @@ def special_tokens(
     default = type(facts)()
 
     def kept(token: int, name: str) -> bool:
+        """Whether to keep a special token: it is in the vocabulary, or no default of the config's class."""
         return 0 <= token < vocab_size or token != getattr(default, name, None)
 
     own = None if generation is None else generation.eos_token_id  # encoders have no generation config; 0 is a token

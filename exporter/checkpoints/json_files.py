@@ -37,6 +37,7 @@ def read_json(file: Path) -> dict[str, Any]:
     twice: list[str] = []
 
     def noted(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the pairs of a JSON object as a dict, and note names that stand twice."""
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]

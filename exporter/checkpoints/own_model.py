@@ -51,6 +51,7 @@ class OwnDecoder(Decoder):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention with the layer's bound of keys among its options."""
             options = replace(options, key_bound=self.key_bounds[layer])
             return attention(layer, query, key, value, head_params, alibi_slopes, options)
 

@@ -244,6 +244,7 @@ class RecordingAttention:
         (hidden, query_weight), (_, key_weight) = projected
 
         def per_head(weight: Tensor) -> Floats:
+            """Return a weight [heads * head_dim, hidden_size] as [heads, head_dim, hidden_size]."""
             heads: Any = weight.detach().float().unflatten(0, (-1, self.config.head_dim)).numpy()
             return heads  # type: ignore[no-any-return]
 

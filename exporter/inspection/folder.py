@@ -166,6 +166,7 @@ def _set_record(
     name = f"inspect.{node.layer}."
 
     def session(output: str) -> onnxruntime.InferenceSession:
+        """Open the model with this output only."""
         only = onnx.ModelProto()
         only.CopyFrom(model)
         kept = [value for value in only.graph.output if value.name == output]
@@ -174,6 +175,7 @@ def _set_record(
         return _open(only, path, manifest)
 
     def run(opened: onnxruntime.InferenceSession, output: str, count: int) -> Floats:
+        """Return the output for the first `count` items of the set."""
         given = {"items": items[None, :count], "query": np.full((1, 1), QUERY, np.float32)}
         read = {value.name for value in opened.get_inputs()}
         (values,) = opened.run([output], {name: array for name, array in given.items() if name in read})

@@ -197,6 +197,7 @@ def entropy_curves(statistics: TokenStatistics) -> Curves:
     starts, sizes = edges[:-1], np.diff(edges)
 
     def means(values: Doubles) -> Doubles:
+        """Return the means of values [..., tokens] over each range of tokens, [..., ranges]."""
         return np.asarray(np.add.reduceat(values, starts, axis=-1) / sizes)
 
     return Curves(

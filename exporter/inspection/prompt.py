@@ -122,6 +122,7 @@ def _maximum_question(tokenizer: Tokenizer, tokens: int) -> list[int]:
     numbers = np.random.default_rng(0).integers(0, 1000, tokens)
 
     def question(count: int) -> list[int]:
+        """Return the token ids of the question for the largest of the first `count` numbers."""
         sequence = ", ".join(str(number) for number in numbers[:count])
         return _encode(
             tokenizer, f"What is the maximum in the following sequence: {sequence}? The maximum is:", "the question"

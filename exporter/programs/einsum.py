@@ -59,6 +59,7 @@ def _order(labels: Labels, target: Labels, node: Node) -> Arrange:
     missing = [index for index, label in enumerate(target) if label not in labels]
 
     def arrange(tensor: Tensor) -> Tensor:
+        """Bring an operand's value to [batch, heads, tokens, dim]."""
         tensor = tensor.permute(order)
         for index in missing:
             tensor = tensor.unsqueeze(index)
@@ -155,6 +156,7 @@ def einsum_values(mixed: Node, weights: Node, value: Node) -> tuple[Operand, Arr
         return operand, no_head, grid
 
     def restore(tensor: Tensor) -> Tensor:
+        """Bring a result [batch, heads, tokens, dim] to the layout of the einsum's output."""
         if grouped:
             tensor = tensor.unflatten(1, (groups, -1))
         tensor = tensor.permute(*order, *(index for index in range(tensor.dim()) if index not in order))

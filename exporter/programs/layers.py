@@ -129,6 +129,10 @@ class AttentionLayers:
             extra.append(layer.hidden.node)
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
+            """Compute the layer's attention by the op, from and to the layouts of the program.
+
+            `rest` are the values of the nodes `extra`, in their order.
+            """
             given = dict(zip(extra, rest, strict=True))
             head_params = call.norm.head_params
             slopes, sinks = logits.slopes, None

@@ -221,6 +221,7 @@ def _scale(
     zero = torch.where(counted, base, 0.0)
 
     def of_head(values: Tensor) -> Tensor:
+        """Return each head's value [heads] at the first counted query and key."""
         first = counted[0, 0].nonzero()[0]
         return torch.where(counted, values, 0.0)[0, :, first[0], first[1]]
 

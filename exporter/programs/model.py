@@ -122,6 +122,7 @@ class ProgramModel(UncachedModel):
         given = {port.node: tensor for port, tensor in zip(self.program.inputs, inputs, strict=True)}
 
         def lengths(layer: Layer) -> Tensor | None:
+            """Return the numbers of visible tokens [batch] by the layer's mask inputs; None without masks."""
             masks = layer.logits.masks
             if not masks:
                 return None

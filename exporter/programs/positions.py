@@ -141,6 +141,7 @@ def longest_sequence(program: Program, given_at: Any, nodes: list[Node], most: i
     """
 
     def works(length: int) -> bool:
+        """Whether the program runs at `length` tokens and its nodes then have that size."""
         try:
             values = program.evaluate(given_at(1, length), nodes)
         except (RuntimeError, IndexError):

@@ -288,6 +288,7 @@ def _call(node: Node, values: Values, wide: bool) -> Any:
     """
 
     def value_of(argument: Any) -> Any:
+        """Return an argument with nodes replaced by their values, within lists and dicts too."""
         if isinstance(argument, Node):
             return values[argument]
         if isinstance(argument, list | tuple):
@@ -330,6 +331,7 @@ def _of_one_type(arguments: Any) -> Any:
     dtype = narrow if narrow.itemsize == 2 else max(types, key=lambda one: one.itemsize)
 
     def cast(one: Any) -> Any:
+        """Return a floating-point tensor in the common dtype, anything else unchanged."""
         return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
 
     return tree_map(cast, arguments)

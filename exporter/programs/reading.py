@@ -168,6 +168,7 @@ def _read(
     config = _config(attention, output, longest, own_norm, own_alpha, causal=refusal is None)
 
     def made(config: SharpConfig, parameters: NormParameters, *, own: bool) -> Decoder | UncachedModel:
+        """Return the model of this config: a decoder, or an uncached model if a decoder was refused."""
         if refusal is not None:
             return ProgramModel(program, roles, attention, output, config, parameters, own=own).eval()
         return ProgramDecoder(program, roles, attention, output, config, parameters, tables, own=own).eval()
@@ -248,6 +249,7 @@ def _longest_runs(program: Program, roles: Roles, most: int) -> int:
     ]
 
     def given_at(batch: int, length: int) -> Values:
+        """Return random inputs for `batch` sequences of `length` tokens, by node."""
         inputs = random_inputs(program, roles, batch, length, torch.Generator().manual_seed(0))
         return {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
 

@@ -45,11 +45,13 @@ def time_of_program(path: Path) -> Iterator[None]:
     )
 
     def stop(_number: int, _frame: object) -> None:
+        """Raise _OutOfTime; the handler of the timer's signal."""
         raise _OutOfTime
 
     print_lost = sys.unraisablehook
 
     def print_others(lost: "sys.UnraisableHookArgs") -> None:
+        """Print exceptions that Python cannot raise, except _OutOfTime."""
         if lost.exc_type is not _OutOfTime:
             print_lost(lost)
 

@@ -196,9 +196,11 @@ def _with_heads(
         return query, key, value, restore
 
     def unfolded(tensor: Tensor) -> Tensor:
+        """Bring a tensor [batch * heads, ...] to [batch, heads, ...]."""
         return tensor.reshape(-1, heads, *tensor.shape[1:])
 
     def unfolded_transposed(tensor: Tensor) -> Tensor:
+        """Bring a tensor [batch * heads, dim, tokens] to [batch, heads, tokens, dim]."""
         return unfolded(tensor).transpose(-1, -2)
 
     arranged: dict[Arrange, Arrange] = {one_head: unfolded, one_head_transposed: unfolded_transposed}
@@ -267,6 +269,7 @@ def _value_operand(mixed: Node, weights: Node, node: Node) -> tuple[Operand, Arr
         groups = mixed.meta["val"].shape[1]
 
         def restore(tensor: Tensor) -> Tensor:
+            """Bring a result [batch, heads, tokens, dim] to the layout of the grouped product."""
             tensor = tensor.unflatten(1, (groups, -1))
             return _transposed(tensor) if turned else tensor
 

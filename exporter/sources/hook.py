@@ -131,6 +131,7 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         _alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
+        """Record the shapes of a layer's heads. InputError for values of another size than keys."""
         calls.append(layer)
         with_sinks.add(options.sinks is not None)
         if value.shape[-1] != key.shape[-1]:

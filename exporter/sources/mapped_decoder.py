@@ -136,6 +136,7 @@ class MappedDecoder(Decoder):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention of a layer with its norms per head among the options."""
             norms = self.nodes[layer]
             for norm in norms:
                 if norm.config.scheme.scale_kind != "none":

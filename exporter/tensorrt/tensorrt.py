@@ -66,6 +66,7 @@ def build(
     kept: list[Any] = []
 
     def configure(config: Any) -> None:
+        """Set the builder's options: the aliased inputs of the plugin, and the timing cache."""
         if plugin:
             # Without this feature, the plugin copies the whole cache in every step.
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)

@@ -206,11 +206,13 @@ def verify(
     draft: Future[Tokens] = Future()
 
     def checked() -> None:
+        """Report one check as done. CancelledError if another thread failed."""
         on_check()
         if interrupted.is_set():
             raise CancelledError
 
     def run_in(runtime: Runtime) -> _Run:
+        """Run all cases in a runtime and compare them with PyTorch."""
         session = verifier.open(folder, kernels=runtime.kernels)
         found: list[CaseComparison] = []
         failed: dict[str, list[CaseOutputs]] = {}

@@ -172,6 +172,7 @@ def _gradients(custom: CustomNormalizer) -> None:
     rows = _rows(keys=12)
 
     def visible_weights(logits: Tensor) -> Tensor:
+        """Return the weights as a function of the visible logits only."""
         return custom.weights(logits.masked_fill(~rows.visible, 0.0), rows.visible).masked_fill(~rows.visible, 0.0)
 
     for case in (rows, *_huge_rows()):

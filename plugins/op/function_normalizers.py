@@ -304,6 +304,7 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> WeightNames:
         stays = body.op("And", body.op("Equal", newton, tau), steep)
 
         def inside(value: str) -> str:
+            """Append whether a value lies between the bounds, and return its name."""
             return body.op("And", body.op("Greater", value, low), body.op("Less", value, high))
 
         middle = body.op("Mul", half, body.op("Add", low, high))

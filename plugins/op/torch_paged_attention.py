@@ -111,6 +111,8 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     opset = Opset(DOMAIN, VERSION)
 
     def translation(name: str) -> Callable[..., Any]:
+        """Return the function that writes the op `name` as an ONNX node for torch's exporter."""
+
         def translate(*inputs: Any, **values: Any) -> Any:
             given = {key: value for key, value in values.items() if value is not None}
             if "causal" in given:

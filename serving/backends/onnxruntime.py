@@ -295,6 +295,7 @@ class OnnxRuntimeBackend:
         """Allocate caches of `blocks` blocks, in place of the earlier ones, and bind them."""
 
         def make(tensor: CacheTensor) -> Any:
+            """Return one cache on the device; an unused key screen gets no block."""
             if tensor.is_screen and not self.screened:
                 return tensor.make(0)
             return device_cache(tensor, blocks, self._gpu) if self._device == "cuda" else tensor.make(blocks)

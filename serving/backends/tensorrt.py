@@ -133,6 +133,7 @@ class TensorRtBackend:
         """Allocate the key-value cache, filled with zeros, because memory that was never written must not hold NaN."""
 
         def make() -> list[int]:
+            """Return the device addresses of new, zeroed caches."""
             return [self._zeros(blocks * tensor.block_bytes) for tensor in self._caches]
 
         self._current = make()
@@ -271,6 +272,7 @@ def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, Sh
     names = [*(name for name in STEP_INPUTS if name != "collect_stats"), *(tensor.name for tensor in caches)]
 
     def bounds(name: str, profile: int) -> ShapeRange:
+        """Return smallest, usual and largest shape of an input in a profile."""
         smallest, usual, largest = (tuple(shape) for shape in engine.get_tensor_profile_shape(name, profile))
         return smallest, usual, largest
 

@@ -82,6 +82,7 @@ class GgufModel:
         library.llama_memory_clear(library.llama_get_memory(self._model.ctx), True)
 
         def append(tokens: Sequence[int]) -> Iterable[Logits]:
+            """Append tokens to the sequence, and yield the logits after each of them."""
             nonlocal length
             for begin in range(0, len(tokens), ROWS):
                 part = tokens[begin : begin + ROWS]
@@ -150,6 +151,7 @@ class HuggingFaceModel:
         cache: Any = None
 
         def append(tokens: Sequence[int]) -> Iterable[Logits]:
+            """Append tokens to the sequence, and return the logits after each of them."""
             nonlocal cache
             # without a cache, which not every class has, all tokens are read again
             read = list(tokens) if cache is not None else [*before, *tokens]

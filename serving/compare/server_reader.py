@@ -267,6 +267,7 @@ class ServerReader:
         """Read a prompt position by position by `n_probs` of llama-server, which has no echo."""
 
         def complete(token_ids: Sequence[int], new_tokens: int, top: int) -> tuple[list[Token], list[Distribution]]:
+            """Return greedy tokens after these ids, with the `top` likeliest of each, by llama.cpp's own API."""
             body = {
                 "prompt": list(token_ids),
                 "n_predict": new_tokens,
@@ -292,6 +293,7 @@ class ServerReader:
         """
 
         def complete(token_ids: Sequence[int], new_tokens: int, _top: int) -> tuple[list[Token], list[Distribution]]:
+            """Return greedy tokens after these ids, with log-probabilities, by the completions API."""
             return self._completed(ReadingTask(prompt.text, tuple(token_ids), 0), new_tokens)
 
         if not self._takes_ids:

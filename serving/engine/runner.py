@@ -71,6 +71,7 @@ class StepRunner:
         done: Future[None] = Future()
 
         def call() -> None:
+            """Run the function and set its result or error."""
             try:
                 function()
             except BaseException as error:

@@ -258,6 +258,7 @@ class RunningRequests:
         """End unfinished sequences for `reason`; return events with the text that was held back, and Finished."""
 
         def end(sequence: Sequence) -> list[Event]:
+            """Return the last events of a sequence: its held text, and the end."""
             text, _ = sequence.stop.flush()
             rest: list[Event] = [Delta(sequence.request_id, text, (), sequence.index)] if text else []
             return [*rest, self._finish(sequence, reason)]

@@ -118,6 +118,7 @@ class Health:
         done: Future[None] = Future()
 
         def take(event: Event) -> None:
+            """Complete the probe when its request has finished or failed."""
             if done.done():
                 return
             if isinstance(event, Failed):

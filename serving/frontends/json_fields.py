@@ -38,6 +38,7 @@ def one_of(accepted: str) -> WrapValidator:
     """
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Validate the value; a failure names all accepted forms."""
         try:
             return handler(value)
         except ValidationError as error:

@@ -47,6 +47,7 @@ class Tls:
         context = _context(self.config)
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            """Let a new connection use the newest certificate."""
             connection.context = self._material.context
 
         context.sni_callback = choose  # called for every handshake, with or without a name
@@ -57,6 +58,7 @@ class Tls:
         served = self._material
 
         def fetch() -> Any | None:
+            """Return the newest certificate for gRPC; None if it did not change."""
             nonlocal served
             newest = self._material
             if newest is served:

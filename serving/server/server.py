@@ -121,6 +121,7 @@ def _signal(grace_seconds: float) -> asyncio.Event:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
+        """Begin the end of the server at the first signal; the process is ended if that takes too long."""
         if not event.is_set():
             event.set()
             _exit_after(grace_seconds + EXIT_SECONDS, EXIT_CODE)

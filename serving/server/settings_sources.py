@@ -200,6 +200,7 @@ def _configuration(values: BaseModel) -> Settings:
     """Return checked values as the dataclasses of the components."""
 
     def component(kind: type) -> Any:
+        """Return the dataclass `kind` with its settings' values."""
         return kind(
             **{
                 setting.field.name: getattr(values, setting.name)

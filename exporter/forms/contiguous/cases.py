@@ -74,6 +74,7 @@ class ContiguousVerifier:
         session.reset(1)
 
         def append(new: Tokens) -> Floats:
+            """Append tokens to the sequence and return their logits [tokens, vocab]."""
             logits: Floats = session.step(new[None])[0][0]
             return logits
 

@@ -52,6 +52,10 @@ class ContiguousGraph(nn.Module):
             _: LayerOptions,
             attributes: dict[str, Any],
         ) -> tuple[Tensor, Tensor]:
+            """Compute attention of a part of a layer's heads by the op, with its past, and keep the presents.
+
+            Return the output and the statistics.
+            """
             first = 2 * (self.decoder.first_cache(layer) + part)
             past_key, past_value = pasts[first : first + 2]
             output: Tensor
@@ -75,6 +79,7 @@ def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ..
     config = decoder.config
 
     def caches(name: str, length: str) -> list[Port]:
+        """Return float32 ports for keys and values of all layers; `length` names their dimension of tokens."""
         return [
             Port(
                 name=name.format(layer=number, part=part),

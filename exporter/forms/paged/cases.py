@@ -85,6 +85,7 @@ class PagedVerifier:
         session.reset(1, tokens)
 
         def append(new: Tokens) -> Floats:
+            """Append tokens to the sequence and return their logits [tokens, vocab]."""
             (logits,), _ = session.step([new])
             return logits
 

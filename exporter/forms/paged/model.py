@@ -71,6 +71,10 @@ class PagedModel(nn.Module):
             _: LayerOptions,
             attributes: dict[str, Any],
         ) -> tuple[Tensor, Tensor]:
+            """Compute attention of a part of a layer's heads by the op, which updates their caches.
+
+            Return the output and the statistics.
+            """
             cache = self.decoder.first_cache(layer) + part
             output: Tensor
             part_stats: Tensor

@@ -69,6 +69,7 @@ class UncachedVerifier:
         sequence = np.zeros(0, np.int64)
 
         def append(new: Tokens) -> Floats:
+            """Append tokens to the sequence and return their logits [tokens, vocab], computing all tokens again."""
             nonlocal sequence
             sequence = np.concatenate([sequence, new])
             logits: Floats = session.run([sequence[None]])[0, -len(new) :]

@@ -45,6 +45,7 @@ class UncachedGraph(nn.Module):
             options: LayerOptions,
             attributes: dict[str, Any],
         ) -> tuple[Tensor, Tensor]:
+            """Compute attention of a layer's heads by the op without a cache; return the output and the statistics."""
             lens = total_lens if options.total_lens is None else options.total_lens.to(torch.int32)
             output: Tensor
             part_stats: Tensor

@@ -76,6 +76,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         check_characters(request.text, model.context_limit)
 
         def respond() -> inference_pb2.TokenizeResponse:
+            """Return the token ids of the text; runs in a thread."""
             return inference_pb2.TokenizeResponse(token_ids=tokenize(request.text, model.manifest, model.tokenizer))
 
         return await self._service.parsing.run(respond, origin_of(context, "grpc").client)

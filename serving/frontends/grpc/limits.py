@@ -111,6 +111,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
         async def serve_open(requests: AsyncIterator[bytes], context: Any) -> Any:
+            """Serve a call that may stay open; it counts among the open calls of its network."""
             try:
                 async with self._open_calls.hold(host_of_peer(context.peer())):
                     return await serve(requests, context)
@@ -118,6 +119,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 return await abort(context, error)
 
         async def serve(requests: AsyncIterator[bytes], context: Any) -> Any:
+            """Read and parse the one request of a call within the limits, then call the method."""
             self._calls += counts
             try:
                 with self._service.buffers.hold() as held:
@@ -147,6 +149,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.stream_stream
 
         async def serve(requests: AsyncIterator[Any], context: Any) -> Any:
+            """Call a method with a stream of requests, within the limit of calls."""
             self._calls += 1
             try:
                 try:

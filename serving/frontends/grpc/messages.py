@@ -41,6 +41,7 @@ def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Return `deserialize` with `MALFORMED` as the result for bytes that are not valid protobuf."""
 
     def read(content: bytes) -> Any:
+        """Return the message, or MALFORMED."""
         try:
             return deserialize(content)
         except DecodeError:
@@ -53,9 +54,11 @@ def _checked_messages(handle: Any) -> Any:
     """Return a handler of a stream that gives only readable messages to `handle`."""
 
     async def respond(requests: AsyncIterator[Any], context: Any) -> Any:
+        """Call the method with the readable requests."""
         return await handle(_readable(requests, context), context)
 
     async def generate(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Yield the method's responses to the readable requests."""
         async for message in handle(_readable(requests, context), context):
             yield message
 

@@ -225,6 +225,7 @@ class RefusalMiddleware:
         CURRENT.set(current)
 
         async def counted(message: Message) -> None:
+            """Count a response whose status is a refusal, and send the message."""
             if message["type"] == "http.response.start" and message["status"] >= LEAST_STATUS:
                 current.refused(str(message["status"]))
             await send(message)

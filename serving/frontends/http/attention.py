@@ -64,14 +64,17 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
     most_bytes = BASE_BYTES + MOST_ID_BYTES * attention.most_tokens
 
     def read(body: bytes) -> tuple[AttentionRequest, int]:
+        """Parse a request; return it and the position of the token whose attention to show."""
         request = endpoint.fields.parse(AttentionRequest, body)
         service.check_model(request.model)
         return request, request.check(service.model.manifest, attention.most_tokens)
 
     async def computed(request: Request, client: str) -> Response:
+        """Return the response with the requested row of attention; empty if the client has gone."""
         response = Response()  # stays empty if the client has gone
 
         async def compute(body: bytes) -> None:
+            """Compute the row of the request in `body`, and set the response."""
             nonlocal response
             parsed, position = await service.parsing.run(lambda: read(body), client)
             row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)

@@ -101,6 +101,8 @@ def refusals(paths: tuple[str, ...], sentence: str, endpoint: Endpoint) -> list[
     """Return routes at `paths` that respond with an error of one sentence, because another kind of model has them."""
 
     def route() -> Callable[[Request], Awaitable[Response]]:
+        """Return a route that refuses every request with the sentence."""
+
         async def refuse(request: Request) -> Response:
             with refusals_logged(origin_of(request.scope), endpoint.name):
                 raise InputError(sentence)

@@ -87,6 +87,7 @@ class Generation(RequestApplication):
         """Return a function that makes the engine's request of one prompt; it may take a while and runs in a thread."""
 
         def prepare() -> GenerateRequest:
+            """Return the engine's request. FieldError names fields as the client wrote them."""
             try:
                 generate = GenerateRequest(
                     prompt,

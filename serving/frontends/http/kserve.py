@@ -59,6 +59,11 @@ class KServeRoutes:
             return JSONResponse([_plain(entry) for entry in model.repository().models])
 
         def of_model(path: str, respond: Callable[[], Message] | None) -> list[Route]:
+            """Return the routes of a path below a model, with and without a version.
+
+            `respond` returns the message of the response; None responds whether the model is ready.
+            """
+
             async def route(request: Request) -> Response:
                 try:
                     model.check(request.path_params["model"], request.path_params.get("version", ""))

@@ -65,6 +65,7 @@ def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[s
     """Return logprobs of tokens as the field `logprobs` of a choice of `/v1/chat/completions`."""
 
     def token(token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token's text, log-probability and bytes as JSON values."""
         known = texts.of(token_id)
         return {"token": known.text, "logprob": _finite(logprob), "bytes": known.utf8}
 

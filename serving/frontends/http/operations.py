@@ -32,6 +32,8 @@ def operation_routes(
     """
 
     def health(path: str, check: Callable[[], Awaitable[None]], methods: Sequence[str] = ("GET",)) -> Route:
+        """Return a route that responds 200 if `check` succeeds, and 503 with the reason if it raises SharpError."""
+
         async def respond(_request: Request) -> Response:
             try:
                 await check()
@@ -100,6 +102,7 @@ def tokenizer_route(service: GenerationService) -> Route:
     """Return the route of vLLM's `/tokenizer_info`: what a client needs to tokenize as this model does."""
 
     async def info(_request: Request) -> Response:
+        """Respond with the tokenizer's facts. NotFoundError if the model has none."""
         model = service.model
         if model.tokenizer is None:
             raise NotFoundError(f"{model.manifest.name} has no tokenizer; send token ids as prompts")
@@ -129,6 +132,7 @@ def metrics_route(metrics: Metrics) -> Route:
     under_way: Counter[str] = Counter()  # by network
 
     async def expose(request: Request) -> Response:
+        """Respond with the metrics; QueueFullError if the network already reads them too often at a time."""
         network = network_of(request.client.host if request.client else "")
         if under_way[network] >= METRICS_OF_A_NETWORK:
             text = f"{METRICS_OF_A_NETWORK} requests for /metrics from {network} wait; ask again in {RETRY_SECONDS:g} s"
@@ -142,6 +146,7 @@ def metrics_route(metrics: Metrics) -> Route:
                 del under_way[network]
 
     def respond(request: Request) -> Response:
+        """Write the metrics that the query names, in the format that the client accepts; runs in a thread."""
         names = request.query_params.getlist("name[]")[:MOST_NAMES]
         per_head = request.query_params.get("attention") == "head"
         text, content_type = metrics.text(request.headers.get("accept", ""), names, per_head=per_head)

@@ -193,6 +193,8 @@ def health_only(app: Any, paths: tuple[str, ...], refuse: Any) -> Callable[[Any,
     """Return an application for a connection beyond the limit: `refuse` for all but health. It serves one request."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
+        """Serve health checks by the application and refuse all else; close the connection afterwards."""
+
         async def closing(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]

@@ -163,6 +163,7 @@ async def _merged(streams: list[EventStream[GenerateRequest]]) -> AsyncGenerator
     """
 
     async def following(stream: EventStream[GenerateRequest]) -> Event | None:
+        """Return the stream's next event; None at its end."""
         return await anext(stream, None)
 
     pending = {asyncio.ensure_future(following(stream)): number for number, stream in enumerate(streams)}

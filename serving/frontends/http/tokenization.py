@@ -124,6 +124,7 @@ def tokenization(
     service, template = endpoint.service, endpoint.template
 
     def respond(body: bytes) -> Response:
+        """Return the response to the request in `body`; runs in a thread."""
         request = endpoint.fields.parse(kind, body)
         service.check_model(request.model)
         # Python's own encoder would keep the interpreter's lock for half a second with a million tokens.
@@ -136,6 +137,7 @@ def tokenization(
             return refusal(error)
 
     async def counted(request: Request) -> Response:
+        """Read the body within the limit of buffers and respond; log a refusal."""
         origin = origin_of(request.scope)
         logged = refusals_logged(origin, service.model.manifest.name)
         with logged, service.buffers.hold() as held:

@@ -48,6 +48,7 @@ class KServeModel:
         """Return the model's name and version, and the names, datatypes and shapes of its input and output tensors."""
 
         def described(tensors: Sequence[TensorKind]) -> list[messages.ModelMetadataResponse.TensorMetadata]:
+            """Return name, type and shape of tensors as KServe's messages."""
             tensor = messages.ModelMetadataResponse.TensorMetadata
             return [tensor(name=kind.name, datatype=kind.datatype, shape=kind.shape) for kind in tensors]
 
