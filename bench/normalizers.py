@@ -167,7 +167,7 @@ def caches(llm: LLM) -> list[NDArray[Any]]:
 
 
 def share(llm: LLM, values: list[Any]) -> None:
-    """Let a model use the cache tensors of another model of the same shapes, in place of its own."""
+    """Let a model use cache tensors `values` of another model of the same shapes, in place of its own."""
     backend = llm._engine._backend
     backend._current = backend._next = values
     backend._bind_caches()

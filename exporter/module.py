@@ -192,7 +192,10 @@ def _call_of(inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _traced_with(module: nn.Module, arguments: Any, named: Any, varying: int) -> ExportedProgram:
-    """Trace the module with the first `varying` dimensions of every tensor dynamic, where this is possible."""
+    """Trace the module with the first `varying` dimensions of every tensor dynamic, where this is possible.
+
+    `arguments` and `named` are the example inputs by position and by name.
+    """
 
     def shape_of(one: Any) -> dict[int, Any] | None:
         """Return an argument's dynamic dimensions for torch.export; None if it is no tensor."""

@@ -143,7 +143,7 @@ def measure(
     samples: int,
     seed: int,
 ) -> list[Measurement]:
-    """Measure a row for every length and, within a length, every value of `sweep`, from `samples` samples each.
+    """Return a row of scores for every length and, within a length, every value of `sweep`, of `samples` samples each.
 
     The model is put into evaluation mode.
 

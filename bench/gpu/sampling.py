@@ -78,7 +78,7 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _penalties(rows: int, tokens: int, vocab: int) -> Changes:
-    """Return a repetition and a frequency penalty of `tokens` tokens of each row."""
+    """Return changes of the logits: a repetition and a frequency penalty for `tokens` random tokens of each row."""
     random = np.random.default_rng(rows)
     parts = []
     for _ in range(rows):

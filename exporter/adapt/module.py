@@ -303,8 +303,7 @@ def _train(
     """Train the student up to the recipe's last step to reproduce its teacher's logits.
 
     `tokens` are the ids of the text. `on_step` is called after each step. `folder` keeps the state of the training,
-    which
-    `identity` tells from other trainings; None keeps none.
+    which `identity` tells from other trainings; None keeps none.
     """
 
     def losses_of(step: int) -> tuple[float, float]:

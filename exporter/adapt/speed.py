@@ -36,8 +36,7 @@ def _measure(teacher: Path, student: Path, longest: int, advance: Callable[[], N
     """Export teacher and student, and return decoding times at all `CONTEXTS` (tokens) that `longest` has room for.
 
     `advance` is called after each step of the work. The result has `completion_tokens`, `passes` and `rows`, one row
-    per
-    context.
+    per context.
     """
     fitting = [length for length in CONTEXTS if room(length) <= longest]
     contexts = fitting or [max(1, longest - room(0))]

@@ -75,7 +75,10 @@ def backward(student: Student, input_ids: Tensor, share: float, dtype: torch.dty
 
 
 def _divergence(student: Student, rows: Tensor, right_rows: Tensor) -> Tensor:
-    """Return the sum over tokens of KL(teacher || student)."""
+    """Return the sum over tokens of KL(teacher || student), in nats.
+
+    `rows` are the student's final hidden states [tokens, hidden_size], and `right_rows` the teacher's.
+    """
     with torch.no_grad():
         right = functional.log_softmax(student.decoder.logits(right_rows).float(), -1)
     found = functional.log_softmax(student.decoder.logits(rows).float(), -1)

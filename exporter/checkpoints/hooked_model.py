@@ -162,9 +162,9 @@ class HookedDecoder(Decoder):
         )
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Compute hidden states by transformers' code, whose attention goes through the hook to `attention`.
+        """Return final hidden states [batch, tokens, hidden] by transformers' code, whose layers call `attention`.
 
-        The attention implementation of the model is set to the hook.
+        `input_ids` and `positions` are int64 [batch, tokens]. The model's attention implementation is set to the hook.
 
         Raises:
             InputError: a layer caps its logits, and the norm scales them with the length.
@@ -180,7 +180,7 @@ class HookedDecoder(Decoder):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits with the output embeddings, and with the factor and soft cap that some architectures have."""
+        """Return logits [..., vocab] of hidden states, with the factor and soft cap that some architectures have."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         config = self.model.config
         factor = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)  # Cohere, Granite

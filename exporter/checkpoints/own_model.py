@@ -40,7 +40,7 @@ class OwnDecoder(Decoder):
         self.key_bounds = key_bounds(model)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Compute hidden states [batch, tokens, hidden]; the options of `attention` get each layer's bound of keys."""
+        """Return final hidden states [batch, tokens, hidden]; `attention` gets each layer's bound of keys."""
 
         def bounded(
             layer: int,
@@ -58,7 +58,7 @@ class OwnDecoder(Decoder):
         return self.model.hidden_states(input_ids, positions, bounded)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits by the model's output layer."""
+        """Return logits [..., vocab] of hidden states [..., hidden_size]."""
         logits: Tensor = self.model.lm_head(hidden)
         return logits
 

@@ -230,7 +230,7 @@ class RecordingAttention:
         alibi_slopes: Tensor | None,
         options: LayerOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output [tokens, q_heads, head_dim] and the op's statistics."""
+        """Return the output [tokens, q_heads, head_dim] and the op's statistics [tokens, q_heads, columns]."""
         return attend_one_sequence(query, key, value, head_params, alibi_slopes, op_attributes(self.config, options))
 
     def _take_projections(self) -> Projections | None:

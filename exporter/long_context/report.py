@@ -81,7 +81,10 @@ def _task(own: Sequence[Line], first: Sequence[Line], task: str) -> Line:
 
 
 def _sums(lines: Sequence[Line], task: str, score: str) -> tuple[list[int], list[int]]:
-    """Return the numbers of right responses and of questions of every document."""
+    """Return two lists with an entry per document: the right responses to a task's questions, and the questions.
+
+    `score` is the field of a question that says whether the response was right.
+    """
     return (
         [sum(bool(question[score]) for question in line["tasks"][task]) for line in lines],
         [len(line["tasks"][task]) for line in lines],

@@ -155,7 +155,13 @@ def _json(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> dic
 
 
 def _check_payload(config: dict[str, Any], folder: str, sizes: Mapping[str, int]) -> None:
-    """Check that every tensor in a folder of the archive is plain bytes in a file of its own."""
+    """Check that every tensor in a folder of the archive is plain bytes in a file of its own.
+
+    `config` is the folder's JSON table of tensors by name, `sizes` the bytes of the archive's files by path.
+
+    Raises:
+        InputError: a tensor is pickled, missing, no tensor, or of another size.
+    """
     repeated = 0
     for name, payload in config["config"].items():
         if payload.get("use_pickle") is not False:

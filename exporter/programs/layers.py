@@ -118,8 +118,7 @@ class AttentionLayers:
         """Return the computation that takes the place of attention layer `number` in the program.
 
         `attention` computes the op; `lengths` returns the layer's total lengths, or None. With `hidden`, the op also
-        gets the
-        tensor that the query is projected from.
+        gets the tensor that the query is projected from.
         """
         call, logits = layer.call, layer.logits
         named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes", "sinks")] if call.by_name else []

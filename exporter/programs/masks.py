@@ -275,7 +275,10 @@ def _check_queries(call: AttentionCall, slopes: Tensor, counted: Tensor) -> None
 
 
 def _check_written_over(call: AttentionCall, base: Tensor, found: Tensor, visible: Tensor) -> None:
-    """Refuse a mask that writes a small number over logits, such as -50."""
+    """Raise InputError if a mask writes a small number, such as -50, over visible logits and so hides no key.
+
+    `base` are the logits [batch, heads, queries, keys] if all products are 0, and `found` those of random products.
+    """
     written_over = visible & (found == base) & (base <= LEAST_OF_MASK)
     if written_over.any():
         raise InputError(

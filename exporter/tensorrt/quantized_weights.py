@@ -189,7 +189,10 @@ class _Rewritten:
         return _Packed(numbers.astype(np.int16), found, zeros.astype(np.int16)[:, :, None], bits)
 
     def _sum(self, activations: str, inputs: int, block: int, half: bool) -> str:
-        """Return activations summed over blocks, float32 [rows, blocks]; several products share one sum."""
+        """Append the sums of activations over blocks, float32 [rows, inputs / block], and return their name.
+
+        Products of the same activations share one sum. `half` says that the activations are in 16 bits.
+        """
         if (activations, block) not in self._sums:
             name = f"{activations}.blocks{block}"
             shape = self._constant(f"{name}.shape", np.array([-1, inputs // block, block], np.int64))
@@ -228,7 +231,7 @@ def _inputs_first(numbers: Array) -> Array:
 
 
 def _int4(name: str, numbers: Array) -> onnx.TensorProto:
-    """Return a tensor of signed 4-bit numbers, two in a byte."""
+    """Return numbers of -8 to 7 as an initializer called `name`, two numbers in a byte."""
     flat = (numbers.reshape(-1) & 15).astype(np.uint8)
     flat = np.append(flat, np.zeros(flat.size % 2, np.uint8))
     return helper.make_tensor(name, TensorProto.INT4, numbers.shape, (flat[::2] | flat[1::2] << 4).tobytes(), raw=True)

@@ -69,7 +69,7 @@ class Verifier(Protocol):
         ...
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """Compute every sequence of the case in PyTorch, in the present precision of the model."""
+        """Compute the sequences of a case in PyTorch, in the model's present precision; one result per sequence."""
         ...
 
     def open(self, folder: Path, *, kernels: bool) -> Any:
@@ -77,7 +77,7 @@ class Verifier(Protocol):
         ...
 
     def run(self, session: Any, case: str) -> list[CaseOutputs]:
-        """Compute every sequence of the case with the written model."""
+        """Compute the sequences of a case in a session of the written model; one result per sequence."""
         ...
 
     def begin(self, session: Any, tokens: int) -> Append:
@@ -259,7 +259,11 @@ def _judge(
     text: Text | None,
     tolerance: ExportTolerance,
 ) -> Verification:
-    """Return the verification: the results of all runtimes, by their names, compared with PyTorch's."""
+    """Return the verification: PyTorch's results compared with those of every runtime, by the runtime's name.
+
+    `expected` are PyTorch's results per case, `prompt` the tokens of the continuation, and `text` the tokens whose
+    losses are compared, if any.
+    """
     found = [comparison for run in runs.values() for comparison in run.found]
     failed = {
         index: runs[comparison.runtime].failed[comparison.case]

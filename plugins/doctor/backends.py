@@ -37,7 +37,7 @@ class OpBackend:
 
 
 def backends() -> tuple[OpBackend, ...]:
-    """Return all backends, available or not."""
+    """Return all backends that doctor compares with the reference, whether they can run here or not."""
     return (
         OpBackend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
         OpBackend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),

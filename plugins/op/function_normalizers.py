@@ -241,7 +241,7 @@ def _sigmoid(nodes: NodeList, logits: str) -> str:
 
 
 def _inverse_temperature(nodes: NodeList, probabilities: str, coefficients: Sequence[float]) -> str:
-    """Return max(poly(H), 1) if the entropy H is above the threshold, otherwise 1."""
+    """Append max(poly(H), 1), or 1 if the entropy H is below the threshold, and return its name."""
     entropy = _entropy(nodes, probabilities)
     polynomial = nodes.constant(0.0)
     for coefficient in coefficients:
@@ -286,8 +286,7 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> WeightNames:
         """Append one step of the search for tau to a loop's body.
 
         `values` names tau, its bounds low and high, and the step. Return the name of the condition to go on, and the
-        names of
-        the four new values.
+        names of the four new values.
         """
         tau, low, high, step = values
         x = body.op("Relu", body.op("Sub", s, tau))

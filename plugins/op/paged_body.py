@@ -54,7 +54,11 @@ def write_paged_attention(
 
 
 def _store(nodes: NodeList, name: str, to_rows: list[int], from_rows: list[int]) -> str:
-    """Append the update of a cache and return its rows [blocks * block_size, kv_heads, dim], one per slot."""
+    """Append the update of a cache, and return the name of its rows [blocks * block_size, kv_heads, dim].
+
+    `name` is "key" or "value". `to_rows` permutes the cache's axes to [blocks, block_size, kv_heads, dim], and
+    `from_rows` back.
+    """
     cache = f"{name}_cache"
     by_slot = nodes.op("Transpose", cache, perm=to_rows)  # [blocks, block_size, kv_heads, dim]
     row_shape = [nodes.dimension(name, 1), nodes.dimension(name, 2)]
@@ -108,7 +112,11 @@ def _query_lengths(nodes: NodeList) -> str:
 
 
 def _visibility(nodes: NodeList, key_sequence: str, key_position: str, valid: str) -> tuple[str, str]:
-    """Return the distance j - p, int64 [tokens, keys], and whether each token sees each key, bool [tokens, keys]."""
+    """Append the distances j - p, int64 [tokens, keys], and whether each token sees each key, bool; return both names.
+
+    `key_sequence` and `key_position` [keys] name each key's sequence and position, and `valid` whether its slot is in
+    use.
+    """
     starts, ends = _query_bounds(nodes)
     token = nodes.counting(nodes.dimension("query", 0))
     past = nodes.op("GreaterOrEqual", nodes.unsqueeze(token, 1), nodes.unsqueeze(ends, 0))

@@ -70,8 +70,7 @@ def _present(new: Tensor, past: Tensor | None, past_lens: Tensor | None, total: 
     """Return present keys or values [batch, kv_heads, keys, dim]: `new`, behind or within a copy of `past`.
 
     Without `past_lens` the new tokens follow the past ones. Else `past` is a buffer, and sequence i's new tokens fill
-    its
-    positions `past_lens[i]` to `total[i]` (exclusive).
+    its positions `past_lens[i]` to `total[i]` (exclusive).
     """
     if past is None:
         return new.clone()

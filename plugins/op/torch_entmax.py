@@ -52,7 +52,10 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Prop. 2)."""
+        """Return dL/dlogits = q (g - sum q g / sum q), q = p^(2 - alpha) on the support, and None for alpha.
+
+        `gradients` holds g, the gradient of the weights p. Source: Peters et al. 2019, Prop. 2.
+        """
         (weights,) = ctx.saved_tensors
         (gradient,) = gradients
         return entmax_gradient(weights, gradient, ctx.alpha), None

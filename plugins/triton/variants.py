@@ -139,7 +139,11 @@ def kernels(
 def _kernel(
     options: Options, function: Any, arguments: str, warps: int = 4, stages: int = 2, **constants: int
 ) -> Kernel:
-    """Describe a kernel: `arguments` are its arguments in order, `constants` its constants beside OPTIONS."""
+    """Describe a kernel to launch: the Triton function, its options, and the warps and pipeline stages.
+
+    `arguments` are the names of the function's run-time arguments in order, separated by spaces; `constants` are its
+    constants beside OPTIONS.
+    """
     types = _types(options)
     values = {"OPTIONS": options, **constants}
     ordered = {name: values[name] for name in function.arg_names if name in values}

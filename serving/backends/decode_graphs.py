@@ -50,7 +50,7 @@ def padded(batch: StepInputs, sequences: int, pages: int) -> StepInputs:
     missing = sequences - len(batch.context_lens)
 
     def longer(array: NDArray[Any], value: int) -> NDArray[Any]:
-        """Append `value` once per missing sequence."""
+        """Return the array with `value` appended once per missing sequence."""
         return np.concatenate([array, np.full(missing, value, array.dtype)])
 
     table = np.full((sequences, pages), -1, np.int32)

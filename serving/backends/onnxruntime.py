@@ -140,7 +140,10 @@ class OnnxRuntimeBackend:
         return backend
 
     def _check_shapes(self, shapes: dict[str, list[int | str]]) -> None:
-        """Raise InputError if the manifest is of another model. Otherwise every step of every request would fail."""
+        """Check that the model's shapes are those of the manifest, else raise InputError.
+
+        `shapes` are by input and output name; a varying dimension is a text.
+        """
         m = self._manifest
         expected: dict[str, tuple[int | None, ...]] = {
             "logits": (None, m.vocab_size),

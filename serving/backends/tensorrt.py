@@ -268,7 +268,7 @@ def _check(path: Path, described: EngineManifest, content: bytes, model: Path, v
 
 
 def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, ShapeRange]]:
-    """Return the smallest, usual and largest shape of every input that varies, for each optimization profile."""
+    """Return, for each optimization profile, every varying input's smallest, usual and largest shape by name."""
     names = [*(name for name in STEP_INPUTS if name != "collect_stats"), *(tensor.name for tensor in caches)]
 
     def bounds(name: str, profile: int) -> ShapeRange:

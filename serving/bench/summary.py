@@ -54,7 +54,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """Return the figures of a load of at least one request."""
+    """Return rates, counts and percentiles of latencies of a load, from a sample per request (at least one)."""
     completed = [sample for sample in samples if sample.error is None and sample.times]
     refused = sum(sample.refused for sample in samples)
     began = min(sample.arrival for sample in samples)

@@ -88,7 +88,7 @@ def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> A
 
 
 def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event:
-    """Return the event of a message of the stream."""
+    """Return the event for a message of a response stream; `request_id` is the id of the request."""
     if response.HasField("prompt_info"):
         info = response.prompt_info
         return PromptComputed(request_id, info.cached_tokens, logprobs=_logprobs(info.prompt_logprobs) or None)

@@ -76,7 +76,7 @@ class Logprobs(BaseModel):
 
     @property
     def distributions(self) -> list[Distribution | None]:
-        """One distribution per token; None for the first token of a text, which has no log-probability."""
+        """One distribution (log-probability by token) per token; None for the first token of a text, which has none."""
         if self.content:
             return [token.distribution for token in self.content]
         tops = self.top_logprobs or [None] * len(self.tokens)
@@ -183,7 +183,7 @@ def joined(pairs: Iterable[tuple[Token, float | None]]) -> Distribution:
 
 
 def by_text(tokens: Sequence[Token]) -> bool:
-    """Whether a server gives texts instead of ids."""
+    """Whether any token is given by its text and not by its id."""
     return any(isinstance(token, str) for token in tokens)
 
 

@@ -58,7 +58,7 @@ class LibraryReader(AbstractContextManager["LibraryReader"]):
         return found
 
     def stops(self, declared: frozenset[int]) -> StopTokens:  # noqa: ARG002 - the library knows its own
-        """Return the stop tokens that the library knows."""
+        """Return the stop tokens that the library itself knows; `declared`, the other program's, are not used."""
         return self._stops
 
     def read(self, prompt: ReadingTask) -> Reading:

@@ -99,7 +99,7 @@ class GgufModel:
         return append
 
     def _ends(self, token: int) -> bool:
-        """Whether the token ends a generation."""
+        """Whether the token id ends a generation."""
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def _keep(self, level: int, text: bytes, _data: Any) -> None:

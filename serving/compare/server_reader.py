@@ -136,10 +136,10 @@ class ServerReader:
         return parsed(kind, self._connection.request(path, body), self._connection.url + path)
 
     def _native(self, kind: type[Any], path: str, body: Mapping[str, Any]) -> Any:
-        """Post to an API of one particular program. A response in another form comes from another program.
+        """Send JSON to an API of one particular program, and return the response as the model class `kind`.
 
         Raises:
-            _NoLogprobsError: the response is not the program's.
+            _NoLogprobsError: the response has another form, so another program sent it.
         """
         try:
             return self._post(kind, path, body)
@@ -358,4 +358,4 @@ def _by_steps(
 
 
 def _no_tokens(_text: str) -> None:
-    """Return None, for a server that shows no tokens."""
+    """Return None instead of the text's tokens, for a server that has no such API."""

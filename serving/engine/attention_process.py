@@ -87,7 +87,7 @@ class AttentionProcess:
         return self._process, self._settings.encode() + b"\n"
 
     def _end(self) -> None:
-        """End the process, if it runs."""
+        """End the worker process, if it runs."""
         if self._process is not None:
             self._process.close()
         self._process = None

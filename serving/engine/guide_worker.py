@@ -95,7 +95,10 @@ def _reply(message: dict[str, Any]) -> None:
 
 
 def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn:
-    """Compile a grammar in this fork, report the outcome through the pipe `write`, and exit."""
+    """Compile a grammar in this fork, write the outcome as JSON to the pipe `write`, and exit.
+
+    `given` has kind, text and limits.
+    """
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         # A fork that kept stdout open would hide the end of its worker, if the worker is killed first, from the server.

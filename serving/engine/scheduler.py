@@ -149,7 +149,7 @@ class Scheduler:
             admitted.append(sequence)
 
     def _make_room(self, preempted: list[Sequence]) -> None:
-        """Give every running sequence the blocks for its tokens, and preempt sequences where blocks run out."""
+        """Give running sequences the blocks for their next tokens; add those that must yield to `preempted`."""
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
@@ -273,7 +273,7 @@ class Scheduler:
         return self._prompt_budget() - sum(min(sequence.remaining, sequence.largest_chunk) for sequence in before)
 
     def _chunks(self) -> list[Chunk]:
-        """Divide the budget: one token for every decoding sequence, and the rest for prompts."""
+        """Return the chunks of the next step: one token per decoding sequence, and the remaining budget for prompts."""
         shares, with_logprobs = self._shares(), PROMPT_LOGPROBS_TOKENS
         drafts = 0 if shares else self._draft_tokens()
         chunks = []

@@ -229,7 +229,7 @@ class EngineThread:
         command.resolve()
 
     def _deliver(self, events: list[Event]) -> None:
-        """Pass each event to the sink of its request; the sink is forgotten after the last event."""
+        """Pass each event to the function that takes the request's events; forget the function after the last event."""
         for event in events:
             sink = self._sinks[event.request_id]
             if isinstance(event, Failed) or (isinstance(event, Finished) and event.last):

@@ -59,7 +59,7 @@ class Tracing:
         return found
 
     def part(self, parent: "Span", name: str, began: float, ended: float, attributes: Mapping[str, int]) -> None:
-        """Create a child span of `parent`, from `began` to `ended`."""
+        """Create a child span of `parent`; `began` and `ended` are seconds of `time.perf_counter`."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._tracer.start_span(

@@ -71,8 +71,7 @@ def _yarn(file: GgufFile, factor: float, attention: float, original: int, trunca
     """Return transformers' RoPE parameters for YaRN.
 
     `factor` is the scale of the context, `original` the context in tokens before scaling, and `attention` a factor of
-    cos
-    and sin on top of the file's.
+    cos and sin on top of the file's.
 
     Raises:
         InputError: the file extrapolates by a factor other than 1.

@@ -116,7 +116,10 @@ def _stored(file: GgufFile, architecture: GgufArchitecture, name: str) -> Array:
 
 
 def _form(architecture: str, parameter: str, arrays: list[Array]) -> Array:
-    """Combine tensors in llama.cpp's layout into one parameter in the layout of transformers."""
+    """Combine the tensors of a transformers parameter, in llama.cpp's layout, into its layout.
+
+    Several tensors are joined along their second axis; only gpt-oss interleaves them.
+    """
     if architecture == "gpt2" and arrays[0].ndim == 2 and re.search(r"\.c_\w+\.weight$", parameter):
         return arrays[0].T
     if architecture == "gpt-oss" and ".experts." in parameter:

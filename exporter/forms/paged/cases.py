@@ -46,7 +46,7 @@ class PagedVerifier:
         }
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """Compute each sequence of the case in PyTorch, in one uncached pass."""
+        """Compute each sequence of the case in PyTorch, in one uncached pass; one result per sequence."""
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> PagedSession:

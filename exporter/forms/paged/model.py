@@ -87,6 +87,7 @@ class PagedModel(nn.Module):
             return output, part_stats
 
         def packed(heads: Tensor) -> Tensor:
+            """Return heads as [tokens, heads, dim], without the batch, in the dtype that the op takes here."""
             # If cache and queries differ in type and the cache has no scales, the op takes float32 queries only.
             return heads[0] if key_caches[0].dtype in (heads.dtype, *SCALED_DTYPES) else heads[0].float()
 

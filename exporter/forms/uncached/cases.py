@@ -83,7 +83,11 @@ class UncachedVerifier:
         return torch_logits(self.model.decoder, tokens)
 
     def _case_outputs(self, inputs: tuple[torch.Tensor, ...], output: Floats, entropies: Floats) -> list[CaseOutputs]:
-        """Select the rows of an output, and of entropies [layers, batch, q_heads, queries], that are not padding."""
+        """Return the results of the case's batch without the rows of padding, in a list of one.
+
+        `output` is [batch, queries, size], or [batch, size] of a classification head; `entropies` are [layers, batch,
+        q_heads, queries].
+        """
         mask = self.model.attention_mask(*inputs)
         if mask is None:  # all rows count; the output may have another number of rows than there are queries
             rows = entropies.swapaxes(2, 3).reshape(len(entropies), -1, entropies.shape[2])

@@ -95,7 +95,10 @@ class MessagesRequest(RequestBody):
 def _response(
     endpoint: Endpoint, request_id: str, parser: Callable[[], MessageParser], prompt_tokens: int
 ) -> MessagesResponse:
-    """Return the response builder of a request; `parser` makes a parser of thoughts and tool calls per completion."""
+    """Return the builder of the response in Anthropic's form.
+
+    `parser` makes a parser of thoughts and tool calls; `prompt_tokens` is reported as usage.
+    """
     return MessagesResponse(request_id, endpoint.name, endpoint.texts, parser, prompt_tokens)
 
 

@@ -21,7 +21,10 @@ class MessagesResponse(PartsResponse):
     prefix = "msg"
 
     def _message(self, usage: dict[str, int], reason: str | None = None, stop: str | None = None) -> dict[str, Any]:
-        """Return the message object with all parts so far; `stop` is the stop string that ended it."""
+        """Return the message as a JSON object with all parts so far; `usage` has counts of tokens by name.
+
+        `reason` is Anthropic's stop reason, and `stop` the stop string that matched; both are None while it runs.
+        """
         return {
             "id": self._base["id"],
             "type": "message",
@@ -56,7 +59,7 @@ class MessagesResponse(PartsResponse):
         return {"type": "content_block_delta", **self._index(), "delta": {"type": f"{name}_delta", name: text}}
 
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Append a block of reasoning or text to the message's content, and return the event `content_block_stop`."""
+        """End the open block of reasoning or text, `text` in all, and return the event `content_block_stop`."""
         event = {"type": "content_block_stop", **self._index()}
         self.parts.append(_block(kind, text))
         return [event]

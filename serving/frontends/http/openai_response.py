@@ -105,7 +105,11 @@ class ResponseBuilder(ABC):
         matched: str | int | None = None,
         token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Return a chunk of a stream for choice number `choice`. `matched` is the stop string or stop token."""
+        """Return a chunk of a stream, a JSON object, with new text and tokens of choice number `choice`.
+
+        `text` is the field of the text. `reason` is set in the last chunk; `matched` is then the stop string or stop
+        token.
+        """
         entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason, **self._token_ids(token_ids)}
         if reason:
             entry["stop_reason"] = matched
@@ -171,7 +175,7 @@ class CompletionResponse(ResponseBuilder):
         return [self._chunk(choice, {"text": event.text, **attention}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
-        """Return the chunk with the finish reason."""
+        """Return a list of one chunk, with the finish reason of choice number `choice`."""
         text = {"text": "", **_attention(event.attention)}
         return [self._chunk(choice, text, None, REASONS[event.reason], event.matched)]
 

@@ -54,7 +54,7 @@ class PartsResponse(ResponseBuilder):
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
-        """Return the events with which a stream begins, before any part."""
+        """Return the events with which a stream begins, before any part; the arguments are not used."""
         return self.opening()
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:  # noqa: ARG002
@@ -96,7 +96,7 @@ class PartsResponse(ResponseBuilder):
     def _whole(
         self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
-        """Raise NotImplementedError: these responses override `whole`."""
+        """Raise NotImplementedError, because `whole` of these responses does not build choices."""
         raise NotImplementedError("`whole` is another here")
 
     @abstractmethod

@@ -170,7 +170,7 @@ class Protocol(H11Protocol):
         self.transport.close()
 
     def _refuse(self, status: int, sentence: str) -> None:
-        """Respond in place of the application, unless its response has begun."""
+        """Send a response of this status with the sentence in JSON, unless the application's response has begun."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # so that the application says nothing more
             self.cycle.message_event.set()

@@ -134,7 +134,10 @@ class ResponsesRequest(RequestBody):
     def response(
         self, endpoint: Endpoint, request_id: str, parser: Callable[[], MessageParser], prompt_tokens: int
     ) -> ResponseBuilder:
-        """Return the builder of the response of the Responses API."""
+        """Return the builder of the response in the form of the Responses API.
+
+        `parser` makes a parser of thoughts and tool calls; `prompt_tokens` is reported as usage.
+        """
         settings = self.model_dump(by_alias=True, exclude={"input"})
         return ResponsesResponse(request_id, endpoint.name, endpoint.texts, parser, prompt_tokens, settings)
 

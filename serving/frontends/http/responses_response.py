@@ -179,7 +179,10 @@ def _content(kind: str, text: str) -> dict[str, Any]:
 
 
 def _item(kind: str, item_id: str, status: str, text: str | None) -> dict[str, Any]:
-    """Return an item of the output; `text` is None while the item has no content."""
+    """Return an item of the output as a JSON object: a message, or reasoning by its `kind`.
+
+    `text` is None while the item has no content.
+    """
     content = [] if text is None else [_content(kind, text)]
     if kind == REASONING:
         return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}

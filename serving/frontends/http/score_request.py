@@ -40,7 +40,10 @@ class ScoreRequest(EncoderRequest):
         return self._encode(request_id, "text_2", texts=inputs_of_pairs(model, {"text_1": first, "text_2": second}))
 
     def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """Return the body with the score of each pair."""
+        """Return the response's JSON object with the score of each pair of texts.
+
+        `values` are the model's outputs, a row per text, and `tokens` is the number of tokens that were read.
+        """
         first = 1 if isinstance(self.text_1, str) else len(self.text_1)
         scores = enumerate(scores_of_pairs(model, values, first, activate=self.use_activation is not False))
         return {
@@ -88,7 +91,10 @@ class RerankRequest(EncoderRequest):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
     def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """Return the body with the `top_n` best documents, the best first."""
+        """Return the response's JSON object with the `top_n` best documents, the best first.
+
+        `values` are the model's outputs, a row per text, and `tokens` is the number of tokens that were read.
+        """
         documents = self._texts
         scores = scores_of_pairs(model, values, 1, activate=self.use_activation is not False)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self.top_n or None]

@@ -41,7 +41,10 @@ async def completions(streams: list[EventStream[GenerateRequest]]) -> list[Compl
 async def send_whole(
     response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
 ) -> None:
-    """Send a response in one body. Many logprobs take seconds to write, so a thread does it, not the event loop."""
+    """Send one or several completions as one JSON response; `trace` are further headers.
+
+    A thread writes the JSON, because many log-probabilities take seconds, which would block the event loop.
+    """
     await send_json(await asyncio.to_thread(lambda: compact_json(response.whole(completions)).encode()), trace, send)
 
 
@@ -151,7 +154,7 @@ async def send_pieces(send: Send, body: bytes) -> None:
 
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers in the form that ASGI has for them."""
+    """Return headers as ASGI has them: pairs of bytes with lower-case names."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 

@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
         }
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start accepting connections."""
+        """Start to accept connections on the listening sockets."""
         self.servers = []
         for listener in sockets or ():
             listener.setblocking(False)
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and end the open ones."""
+        """Close the listening sockets, and end the open connections."""
         for listener in sockets or ():
             asyncio.get_running_loop().remove_reader(listener)
         for task in self._accepting:

@@ -34,7 +34,10 @@ class TokenizerRequest(RequestBody, ABC):
 
     @classmethod
     def most_bytes(cls, most: int, context_limit: int) -> int:  # noqa: ARG003
-        """Return the size of the largest body that may be valid; `most` is the limit of any request."""
+        """Return the largest size of a body that may be valid, in bytes.
+
+        `most` is the limit of any request, and `context_limit` the model's, in tokens.
+        """
         return most
 
     @abstractmethod

@@ -149,6 +149,6 @@ class KServeModel:
 
 
 def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:
-    """Return the message of a stream for a request that failed."""
+    """Return the stream's response to a request that failed, with `message` as the error and the request's id."""
     failed = messages.ModelInferResponse(model_name=model, id=request.id)
     return messages.ModelStreamInferResponse(error_message=message, infer_response=failed)

@@ -88,7 +88,7 @@ def read_strings(name: str, content: bytes) -> list[bytes]:
 
 
 def raw_string(content: bytes) -> bytes:
-    """Return one string in the form of a BYTES tensor."""
+    """Return one string as an element of a BYTES tensor: its length in 4 bytes, little-endian, then its bytes."""
     return struct.pack("<I", len(content)) + content
 
 
