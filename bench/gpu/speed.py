@@ -74,6 +74,7 @@ def jobs(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
     """Return the kernels to compile before the measurement of a section."""
 
     def options(normalizer: str, **more: Any) -> Options:
+        """Return the compile-time options of a call with this normalizer and head size."""
         return options_of(make_call(normalizer, ((1, 1),), head_dim=HEAD_DIM, device="cpu", **more))
 
     if section == "statistics":

@@ -103,6 +103,7 @@ def held_back(send: Send) -> Send:
     taken = partial(asyncio.get_running_loop().call_soon_threadsafe, room.release)
 
     async def send_when_taken(message: Message) -> None:
+        """Send a message once the message before it has been taken."""
         await room.acquire()
         await send(_Message(message, taken))
 

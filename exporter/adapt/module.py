@@ -232,6 +232,7 @@ class _Student:
             slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention of a layer by the student's present norm."""
             mixed = normalized_attention(
                 *(tensor.transpose(1, 2) for tensor in (query, key, value)),
                 norm=self.config.norm,

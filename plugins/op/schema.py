@@ -54,6 +54,7 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
     option = defs.OpSchema.FormalParameterOption
 
     def formal(parameter: Parameter) -> defs.OpSchema.FormalParameter:
+        """Return an input or output as ONNX's schema has it."""
         return defs.OpSchema.FormalParameter(
             parameter.name,
             parameter.type,

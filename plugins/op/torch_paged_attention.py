@@ -114,6 +114,7 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         """Return the function that writes the op `name` as an ONNX node for torch's exporter."""
 
         def translate(*inputs: Any, **values: Any) -> Any:
+            """Append the op's node with these inputs and attributes, and with defaults for the other attributes."""
             given = {key: value for key, value in values.items() if value is not None}
             if "causal" in given:
                 given["causal"] = int(given["causal"])

@@ -90,6 +90,7 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
         return response
 
     async def route(request: Request) -> Response:
+        """Respond with the row of attention that the request asks for, or with an error."""
         origin = origin_of(request.scope)
         try:
             with refusals_logged(origin, service.model.manifest.name):

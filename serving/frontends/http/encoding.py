@@ -104,6 +104,7 @@ def refusals(paths: tuple[str, ...], sentence: str, endpoint: Endpoint) -> list[
         """Return a route that refuses every request with the sentence."""
 
         async def refuse(request: Request) -> Response:
+            """Refuse the request with the sentence, and log the refusal."""
             with refusals_logged(origin_of(request.scope), endpoint.name):
                 raise InputError(sentence)
 

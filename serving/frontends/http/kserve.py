@@ -65,6 +65,7 @@ class KServeRoutes:
             """
 
             async def route(request: Request) -> Response:
+                """Respond about the model of the path, by `respond` or with its readiness; 404 for another model."""
                 try:
                     model.check(request.path_params["model"], request.path_params.get("version", ""))
                 except SharpError as error:
@@ -100,6 +101,7 @@ def _responds(message: Callable[[], Message]) -> Callable[[Request], Awaitable[R
     """Return a route that responds with the protobuf message of `message()` as JSON."""
 
     async def route(_request: Request) -> Response:
+        """Respond with the message as JSON."""
         return JSONResponse(_plain(message()))
 
     return route

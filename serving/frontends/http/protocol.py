@@ -196,6 +196,7 @@ def health_only(app: Any, paths: tuple[str, ...], refuse: Any) -> Callable[[Any,
         """Serve health checks by the application and refuse all else; close the connection afterwards."""
 
         async def closing(message: Any) -> None:
+            """Send a message, with the header "connection: close" at the start of the response."""
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)

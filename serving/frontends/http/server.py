@@ -165,6 +165,7 @@ class _Server(uvicorn.Server):
         """Serve a connection, which with TLS begins with a handshake."""
 
         def protocol() -> Protocol:
+            """Return the HTTP protocol of a new connection, with the application that its admission allows."""
             uvicorns = {"config": self.config, "server_state": self.server_state, "app_state": {}, "_loop": loop}
             return Protocol(self._limits, self._connections, self._apps[admission], self._refusals, **uvicorns)
 

@@ -20,6 +20,7 @@ def _page() -> str:
     """Return the page with its style and scripts in it."""
 
     def read(name: str) -> str:
+        """Return the text of a file of the page."""
         return (Path(__file__).with_name("page") / name).read_text(encoding="utf-8")
 
     scripts = "\n".join(map(read, ("heads.js", "attention.js", "playground.js", "live.js")))
