@@ -120,7 +120,7 @@ class LLM:
             self._engine.report()
 
     def _feed(self, waiting: deque[GenerateRequest]) -> None:
-        """Give the engine requests until its queue is full."""
+        """Move requests from `waiting` to the engine until its queue is full."""
         while waiting:
             try:
                 self._engine.add(waiting[0])

@@ -167,7 +167,7 @@ class State:
         self.ended = {name: code for name, code in self.ended.items() if name not in names}
 
     def note(self, name: str, code: str) -> None:
-        """Note how a run has ended, also in the file."""
+        """Record the code with which the run `name` ended, in memory and in the state's file."""
         self.ended[name] = code
         new = self._path.with_suffix(".new")  # replaced in one piece, because the machine may be taken back meanwhile
         new.write_text(json.dumps(self.ended, indent=1) + "\n", encoding="utf-8")

@@ -121,7 +121,7 @@ def compare(
 
 
 def entropy_limit(call: Call) -> float:
-    """Return how far a row's entropy may be from the reference's, in nats."""
+    """Return the largest error of a row's entropy, in nats, that rounding may cause."""
     estimated = call.normalizer == "entmax" and call.attributes.get("alpha", DEFAULT_ALPHA) == 1.5
     return ENTMAX_ENTROPY if estimated and call.tensors["query"].dtype == torch.bfloat16 else 2e-3
 

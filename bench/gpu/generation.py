@@ -139,7 +139,7 @@ class OnnxModel:
         self.steps: dict[tuple[int, int], tuple[dict[str, Any], Any, Any, Any]] = {}
 
     def put(self, array: np.ndarray) -> Any:
-        """Return the array on the device."""
+        """Return a copy of the array on the device, as an OrtValue."""
         return self.ort.OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run(self, ids: np.ndarray, context: int) -> np.ndarray:

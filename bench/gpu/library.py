@@ -125,12 +125,12 @@ class Caller:
 
     @staticmethod
     def stream(query: torch.Tensor) -> int:
-        """Return the stream that torch's work is on."""
+        """Return the address of torch's current CUDA stream; 0 on a CPU."""
         return torch.cuda.current_stream().cuda_stream if query.is_cuda else 0
 
     @staticmethod
     def memory(like: torch.Tensor, size: int) -> torch.Tensor:
-        """Return device memory, which torch keeps until the stream is through with it."""
+        """Return `size` bytes on the device of `like`, which torch keeps until the stream is through with them."""
         return torch.empty(size, dtype=torch.uint8, device=like.device)
 
     @staticmethod
@@ -155,7 +155,7 @@ class Op(NamedTuple):
     run: Callable[[Caller, Call, str], tuple[torch.Tensor, ...]]
 
     def ways(self, case: dict[str, Any]) -> tuple[str, ...]:
-        """Return the ways in which a case can be called."""
+        """Return the ways to call a case, by name; forms other than a shared buffer need a plugin that copies."""
         return HOW if case.get("form", "shared") == "shared" else ("library", "plugin copying")
 
 

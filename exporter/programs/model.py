@@ -102,7 +102,7 @@ class ProgramModel(UncachedModel):
         return torch.stack(rows)
 
     def _dimension(self, size: int | str) -> int | str:
-        """Return a readable name for a dimension; a number stays."""
+        """Return "batch", "length" or another name for a symbol of the program; a number stays."""
         if isinstance(size, int):
             return size
         names = {self.roles.batch: "batch", self.roles.length: "length"}
@@ -165,6 +165,6 @@ class ProgramModel(UncachedModel):
 
 
 def _padded(rows: Tensor, axis: int, sizes: list[int]) -> Tensor:
-    """Append zeros of each of `sizes` to `rows` along `axis`."""
+    """Append zeros to `rows` along `axis`, of each of `sizes` in order."""
     zeros = [rows.new_zeros(*rows.shape[:axis], size, *rows.shape[axis + 1 :]) for size in sizes]
     return torch.cat([rows, *zeros], dim=axis) if zeros else rows

@@ -108,7 +108,7 @@ class Candidate:
     factor: float | Tensor = 1.0
 
     def applied(self, call: AttentionCall) -> AttentionCall:
-        """Return `call`, which is written out, with this normalizer and factor."""
+        """Return the call, whose attention is written out, with this normalizer and this factor of the logits."""
         assert call.written_out is not None
         return replace(call, norm=self.own, written_out=replace(call.written_out, factor=self.factor))
 

@@ -135,7 +135,7 @@ class _Rewritten:
         self._sums: dict[tuple[str, int], str] = {}  # (activations, block size) -> sums over blocks
 
     def write_product(self, node: onnx.NodeProto) -> None:
-        """Write a MatMulNBits node as standard ops."""
+        """Append standard ops that dequantize the weight of a MatMulNBits node and multiply."""
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         inputs, block = given["K"], given["block_size"]
         packed = self._read(node.input[1], node.input[2], _optional(node, 3), given["bits"], given["N"], block)

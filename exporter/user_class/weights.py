@@ -193,7 +193,10 @@ def _chosen(
 
 
 def _places(group: Group, expected: Mapping[str, Tensor]) -> Iterator[_WeightsPlace]:
-    """Yield the prefixes in a group that names of a module follow."""
+    """Yield the places in a group of tensors where the module's weights may be: a prefix before its names.
+
+    `expected` are the module's tensors by name.
+    """
     names = [*expected]
     step = max(1, len(names) // ANCHORS)
     prefixes = {

@@ -82,7 +82,7 @@ def _present(nodes: NodeList, part: str, given: frozenset[str], past: str, total
 
 
 def _products(nodes: NodeList, keys: str) -> str:
-    """Return query . key, float32 [batch, q_heads, queries, keys]."""
+    """Append query . key, float32 [batch, q_heads, queries, keys], and return its name; `keys` names the keys."""
     batch, q_heads, queries, head_dim = (nodes.dimension("query", axis) for axis in range(4))
     # The query heads that share a key head become rows of one matrix product.
     folded = nodes.reshape(nodes.op("Cast", "query", to=1), batch, nodes.dimension("key", 1), -1, head_dim)

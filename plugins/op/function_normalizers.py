@@ -212,7 +212,7 @@ def _columns(nodes: NodeList, head_params: str, normalizer: str) -> list[str]:
 
 
 def _log_count(nodes: NodeList, rows: MaskedLogits) -> str:
-    """Return ln n of the number n of visible keys; 0 if no key is visible."""
+    """Append ln n of the number n of visible keys (0 if no key is visible), and return its name."""
     return nodes.op("Log", nodes.op("Max", rows.count, nodes.constant(1.0)))
 
 
@@ -225,7 +225,7 @@ def _ssa_exponents(nodes: NodeList, head_params: str, logits: str) -> str:
 
 
 def _entropy(nodes: NodeList, probabilities: str) -> str:
-    """Return -sum p ln p of probabilities [..., keys] as [..., 1]."""
+    """Append -sum p ln p of probabilities [..., keys] as [..., 1], and return its name."""
     positive = nodes.op("Greater", probabilities, nodes.constant(0.0))
     log = nodes.op("Log", nodes.op("Where", positive, probabilities, nodes.constant(1.0)))
     return nodes.op("Neg", nodes.reduce("ReduceSum", nodes.op("Mul", probabilities, log)))

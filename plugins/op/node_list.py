@@ -62,11 +62,11 @@ class NodeList:
         return self.op("Reshape", value, self.shape(*dimensions))
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """Append `value` with axes of length 1 inserted."""
+        """Append `value` with axes of length 1 inserted at `axes`, and return its name."""
         return self.op("Unsqueeze", value, self.constant(list(axes)))
 
     def counting(self, length: str) -> str:
-        """Append 0, 1, ... length - 1, int64 [length]; `length` is int64 [1]."""
+        """Append 0, 1, ... length - 1, int64 [length], and return its name; `length` names an int64 [1]."""
         limit = self.op("Squeeze", length, self.constant([0]))
         return self.op("Range", self.constant(0, np.int64), limit, self.constant(1, np.int64))
 

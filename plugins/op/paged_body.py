@@ -131,7 +131,10 @@ def _visibility(nodes: NodeList, key_sequence: str, key_position: str, valid: st
 
 
 def _products(nodes: NodeList, keys: str) -> str:
-    """Return query . key, float32 [q_heads, tokens, keys], of keys [keys, kv_heads, head_dim]."""
+    """Append query . key, float32 [q_heads, tokens, keys], and return its name.
+
+    `keys` names the keys, [keys, kv_heads, head_dim].
+    """
     tokens, q_heads = nodes.dimension("query", 0), nodes.dimension("query", 1)
     kv_heads, head_dim = nodes.dimension("key", 1), nodes.dimension("key", 2)
     grouped = nodes.reshape(nodes.op("Cast", "query", to=1), tokens, kv_heads, -1, head_dim)

@@ -107,7 +107,7 @@ class OwnModel:
         return StopTokens(declared, declared)
 
     def read(self, prompt: ReadingTask) -> Reading:
-        """Return the log-probabilities of the prompt and a greedy continuation."""
+        """Return log-probabilities for each token of the prompt but the first, and for a greedy continuation."""
         # Every parameter is given, because a checkpoint may bring its own defaults, such as a repetition penalty.
         params = SamplingParams(
             temperature=0.0,

@@ -247,7 +247,7 @@ def _check(output: StepOutput, batch: StepInputs) -> None:
 
 
 def select_outputs(chunks: Rows[Chunk]) -> Outputs:
-    """Return the rows of logits that the sequences of `chunks` need."""
+    """Return which rows of logits the sequences of `chunks` need, for sampling and for prompt log-probabilities."""
     sampling: list[tuple[int, int]] = []
     prompt: list[tuple[int, int]] = []
     last: list[int] = []  # `last` and `following` hold positions in the packed tokens

@@ -184,6 +184,7 @@ class _Reader(gguf.GGUFReader):
 
     @data.setter
     def data(self, mapped: NDArray[np.uint8]) -> None:
+        """Keep the mapped file as a plain array."""
         self._data = np.asarray(mapped)  # slicing a memmap runs Python code each time, slicing an array does not
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:

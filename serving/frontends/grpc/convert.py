@@ -121,7 +121,7 @@ def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.T
 
 
 def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
-    """Return the last message of a sequence."""
+    """Return the protobuf message that ends a sequence: the reason, usage, times and attention."""
     message = inference_pb2.Finished(
         reason=REASONS[finished.reason],
         usage=inference_pb2.Usage(
@@ -146,7 +146,7 @@ def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
 
 
 def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats:
-    """Return the message of a request's attention statistics."""
+    """Return the attention statistics of a request as a protobuf message, one entry per layer."""
     return inference_pb2.AttentionStats(
         tokens=summary.tokens,
         layers=[

@@ -37,7 +37,7 @@ class MessagesResponse(PartsResponse):
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the event `message_start`."""
+        """Return the event `message_start`, with the message and the usage of its prompt."""
         return [
             {
                 "type": "message_start",

@@ -143,7 +143,7 @@ async def _send_start(
 
 
 async def _send_data(send: Send, response: ResponseBuilder, data: dict[str, Any]) -> None:
-    """Send a JSON object as one event of the stream."""
+    """Send a JSON object as one server-sent event, in the form of `response`."""
     await send_pieces(send, response.frame(data).encode())
 
 

@@ -114,7 +114,7 @@ class DetokenizeRequest(TokenizerRequest):
 
 
 def most_tokens(context_limit: int) -> int:
-    """Return the largest number of tokens that a request may decode."""
+    """Return how many tokens a request to detokenize may have, at least the model's context."""
     return max(MOST_TOKENS, context_limit)
 
 
