@@ -152,7 +152,8 @@ def _token_ids(source: Source, folder: Path) -> list[int]:
 def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, dict[str, NDArray[np.generic]]]]:
     """Run one forward pass, and yield (layer, arrays by the fields of `LayerInputs`).
 
-    With `eager`, attention is that of the model's norm, otherwise torch's causal softmax without a position bias.
+    With `eager`, attention is that of the model's norm, otherwise torch's causal softmax without a position bias. `ids`
+    are the token ids of the one sequence.
     """
     written_out = EagerAttention(decoder.config)
     seen: dict[int, dict[str, NDArray[np.generic]]] = {}

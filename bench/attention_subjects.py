@@ -75,7 +75,10 @@ class Workload:
 def _one_node_session(
     node: object, inputs: list[str], outputs: list[str], types: dict[str, int], threads: int
 ) -> ort.InferenceSession:
-    """Return a session of one node with the server's settings but for threads; `types` names what is not float32."""
+    """Return a session of one node with the server's settings but for threads; `types` names what is not float32.
+
+    `inputs` and `outputs` are the names of the node's values.
+    """
 
     def infos(names: list[str]) -> list[object]:
         """Return ONNX declarations of these values, float32 unless `types` says otherwise."""
@@ -165,6 +168,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     """Return a step of Sharp's op in a one-node model, with caches bound in place; sparsemax is entmax with alpha 2.
 
     `statistics` is the value of collect_stats. `screen` uses the key screen, which the inputs have except in int8.
+    `threads` is the number of ONNX Runtime's threads.
     """
     work, cache_type = inputs.work, ONNX_TYPES[inputs.dtype]
     used = [*inputs.layers[0], "collect_stats"]

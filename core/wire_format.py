@@ -70,7 +70,10 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes, text or a message. Appended to an encoded message, the field becomes part of it."""
+    """Encode a field of bytes, text or a message. Appended to an encoded message, the field becomes part of it.
+
+    `number` is the field's number in the message's definition.
+    """
     return _number(number << 3 | 2) + _number(len(content)) + content
 
 

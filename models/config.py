@@ -26,6 +26,9 @@ def check_norm_options(
 ) -> None:
     """Check the options of a norm, whose limits are those of float32; they are checked even if the norm ignores them.
 
+    `alpha` is entmax's, `temperature` that of fixed-temperature, and the coefficients (highest power first) with the
+    entropy threshold (nats) are those of adaptive temperature.
+
     Raises:
         InputError: a value is out of range; the message names field, value and limit.
     """

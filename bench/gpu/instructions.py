@@ -254,7 +254,10 @@ def products_of(types: str, of_keys: bool, of_values: bool) -> int:
 
 
 def cases(names: tuple[str, ...], phases: tuple[Phase, ...]) -> list[tuple[str, Phase, str]]:
-    """Return normalizer, phase and types of every case; softmax also has caches in 8 bits."""
+    """Return normalizer, phase and types of every case; softmax also has caches in 8 bits.
+
+    `names` are the normalizers.
+    """
     return [
         (name, phase, types)
         for phase in phases

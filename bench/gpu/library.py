@@ -115,6 +115,9 @@ class Caller:
     def enqueue(self, function: Any, arguments: tuple[Any, ...], query: torch.Tensor) -> None:
         """Call a plugin's function twice: for the size of its workspace, and to enqueue the work.
 
+        `arguments` are the function's own, before workspace, size and stream. `query` says on which device the
+        workspace is.
+
         Raises:
             SharpError: the plugin failed.
         """

@@ -136,13 +136,13 @@ def _decode_calls(batch: int, context: int) -> list[Call]:
 
 
 def _scaled_calls(dtype: torch.dtype, batch: int, context: int, layers: int) -> list[Call]:
-    """Return decode calls for caches of `dtype`, whose blocks have scales."""
+    """Return `layers` decode calls of `batch` sequences of `context` tokens, with caches of `dtype` and scales."""
     options: dict[str, Any] = {"spread": SPREAD, "cache_dtype": dtype}
     return [make_call("softmax", ((context - 1, 1),) * batch, seed=i, **options) for i in range(layers)]
 
 
 def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Return a step of op Attention with a shared buffer, whose last slot the new key takes."""
+    """Return a step, a call per layer, of op Attention with a shared buffer whose last slot the new key takes."""
     from sharp.plugins.triton.attention import attention
 
     query, fresh = _heads(batch, 1, HEADS), _heads(batch, 1, KV_HEADS)
@@ -243,10 +243,7 @@ def statistics_cost(cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _time_statistics(normalizer: str, sequences: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
-    """Yield one row: milliseconds without statistics, and the ratios to it with statistics off and on.
-
-    `sequences` are (context, new tokens) of each sequence.
-    """
+    """Yield one row: milliseconds without statistics, and the ratios to it with statistics off and on."""
     times = {}
     for state in (None, False, True):
         call = make_call(normalizer, sequences, spread=SPREAD, statistics=state)
@@ -299,7 +296,7 @@ def _heads(sequences: int, tokens: int, heads: int) -> Tensor:
 
 
 def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Return a function that runs decode steps of torch's SDPA, one per layer."""
+    """Return a function that runs a decode step of torch's SDPA: `batch` sequences of `context` tokens per layer."""
     query = _heads(batch, 1, HEADS)
     caches = [(_heads(batch, context, KV_HEADS), _heads(batch, context, KV_HEADS)) for _ in range(layers)]
 
@@ -329,7 +326,7 @@ def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
 
 
 def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Return a function that runs decode steps of FlashInfer with pages of 16 tokens, one per layer."""
+    """Return a function that runs a decode step of FlashInfer, with pages of 16 tokens, in each of `layers`."""
     import flashinfer
 
     query = torch.randn(batch, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)

@@ -74,7 +74,8 @@ def measure_student(
     """Return the figures of the student (of the teacher inside `student.teacher()`), as they stand in the report.
 
     Perplexities are in windows of `length` tokens, and by position up to `longest`. `advance` is called once, and with
-    `needles` (measure retrieval, too) once more for every length and depth of `retrieval`.
+    `needles` (measure retrieval, too) once more for every length and depth of `retrieval`. `unlike` is the name of the
+    text unlike the training text, and its token ids.
     """
     found: Measured = {"seconds": 0.0}
     began = time.monotonic()

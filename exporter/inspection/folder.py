@@ -257,7 +257,8 @@ def _projections(
 ) -> Projections | None:
     """Return hidden states [tokens, hidden_size], and query and key weights [heads, head_dim, hidden_size], of a layer.
 
-    `heads` are the numbers of query and KV heads. Return None if the graph has no separate projections.
+    `heads` are the numbers of query and KV heads. Return None if the graph has no separate projections. `found` are the
+    run's outputs by name.
     """
     if node.projections is None:
         return None

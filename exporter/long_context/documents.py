@@ -304,7 +304,8 @@ def _is_asked(words: Sequence[str]) -> bool:
 def _copy_questions(pieces: list[str], text: str, chance: random.Random) -> list[tuple[int, Question]]:
     """Return up to 8 pairs (place in characters, question) for the next words of sentences of the text.
 
-    The first words of such a sentence occur only once in the text. The list is empty if fewer than two fit.
+    The first words of such a sentence occur only once in the text. The list is empty if fewer than two fit. `pieces`
+    are the sentences of the text.
     """
     found: list[tuple[int, str, str]] = []
     for piece in chance.sample(pieces, len(pieces)):

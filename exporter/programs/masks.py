@@ -145,6 +145,8 @@ def check_shift(call: AttentionCall, logits: Logits, normalizer: str) -> None:
 def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int) -> list[int]:
     """Return the longer lengths to evaluate: just above every constant that may be a window or the size of a table.
 
+    `heads` is the number of query heads; evaluation takes at most `longest` tokens.
+
     Raises:
         InputError: a mask changes only at a length that is too large to evaluate.
     """
@@ -169,11 +171,7 @@ def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int)
 def _at_size(
     program: Program, call: AttentionCall, given: Mapping[Node, Tensor], masks: tuple[ProgramInput, ...]
 ) -> Logits:
-    """Return what the graph does to the logits, by evaluating it at inputs `given`. `masks` are inputs that hide keys.
-
-    Raises:
-        InputError: it does what the op cannot do.
-    """
+    """Return what the graph does to the logits at inputs `given`. InputError if the op cannot do it."""
     base, visible = _visible(program, call, given)
     heads = base.shape[1]
     causal, window = _shape_of_mask(call, visible)
@@ -212,6 +210,9 @@ def _scale(
     program: Program, call: AttentionCall, given: Mapping[Node, Tensor], base: Tensor, visible: Tensor
 ) -> tuple[float | Tensor, float]:
     """Return the factor of the products, a number or a tensor [heads], and the soft cap or 0.
+
+    `base` and `visible` are [batch, heads, queries, keys]: the logits if all products are 0, and which keys are
+    visible.
 
     Raises:
         InputError: the factor of a head is not above 0, or the logits are no scaled or capped products.
@@ -289,6 +290,9 @@ def _check_written_over(call: AttentionCall, base: Tensor, found: Tensor, visibl
 
 def _slopes(call: AttentionCall, base: Tensor, visible: Tensor) -> tuple[Tensor | None, bool]:
     """Return ALiBi's slopes [heads] of a bias, None without a bias; and whether whole rows are shifted.
+
+    `base` and `visible` are [batch, heads, queries, keys]: the logits if all products are 0, and which keys are
+    visible.
 
     Raises:
         InputError: the bias is not ALiBi's.

@@ -196,10 +196,7 @@ def closeness(candidate: Candidate, trial: Trial) -> float:
 
 
 def _norm(trials: Trials, *, scaled: bool) -> Candidate | None:
-    """Return the first candidate that agrees with the graph in all trials; None if there is none.
-
-    `scaled` tries a factor of the logits too.
-    """
+    """Return the first candidate (`scaled`: with a factor) that agrees with the graph in all trials, or None."""
     found = next(
         (
             candidate

@@ -107,8 +107,7 @@ class Program(nn.Module):
     def _take_inputs(self, exported: ExportedProgram) -> None:
         """Sort the exported program's inputs: user inputs to `inputs`, weights to attributes of this module.
 
-        Raises:
-            InputError: an input is neither a tensor nor a weight, or weights are not finite.
+        InputError for any other kind of input, and for weights that are not finite.
         """
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         taken: dict[tuple[Any, ...], str] = {}  # a tensor with two names is kept once
@@ -150,10 +149,9 @@ class Program(nn.Module):
         return found
 
     def _keep(self, target: str, tensor: Tensor, parameter: bool) -> str:
-        """Register a weight or buffer under a valid, free attribute name derived from `target`, and return the name.
+        """Register a weight or buffer under an attribute name made of `target`; return it.
 
-        Raises:
-            InputError: a parameter is not float32 or not finite.
+        InputError if it is not finite.
         """
         if tensor.is_floating_point():
             if parameter and tensor.dtype != torch.float32:
@@ -360,11 +358,7 @@ def _slice_scatter(
 
 
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
-    """Return an input's shape: numbers, and names of symbols for sizes that vary.
-
-    Raises:
-        InputError: a size is an expression of symbols.
-    """
+    """Return an input's shape: numbers, and names of symbols. InputError for an expression of symbols."""
     found: list[int | str] = []
     for size in value.shape:
         if isinstance(size, int) or size.node.expr.is_Integer:

@@ -320,7 +320,10 @@ def _config(
     *,
     causal: bool,
 ) -> SharpConfig:
-    """Return the program's config. The vocabulary is the output's last size, the context `longest` tokens."""
+    """Return the program's config. The vocabulary is the output's last size, the context `longest` tokens.
+
+    `alpha` is that of entmax, None for another norm, and `causal` whether tokens see earlier tokens only.
+    """
     first = attention.first
     width = output.meta["val"].shape[-1]
     hidden = first.q_heads * first.head_dim
@@ -346,7 +349,7 @@ def _config(
 
 
 def _with_tokenizer(model: Decoder | UncachedModel, tokenizer: ProgramTokenizer | None) -> Decoder | UncachedModel:
-    """Set the special tokens of the tokenizer in the model's config, if there is a tokenizer; return the model."""
+    """Set the special tokens of the tokenizer, if there is one, in the model's config; return the model."""
     if tokenizer is not None:
         model.config = replace(model.config, bos_token_id=tokenizer.bos, eos_token_ids=tokenizer.eos)
     return model

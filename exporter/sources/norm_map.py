@@ -178,7 +178,8 @@ def _config(config: SharpConfig, entry: MappedNorm, where: str) -> SharpConfig:
 def _checked(path: Path, index: int, name: str, given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
     """Return the layer or head numbers `given`, without repetition; all of 0 ... count - 1 if None.
 
-    `name` is "layer" or "head". InputError for a number out of range.
+    `name` is "layer" or "head". InputError for a number out of range. `index` is the number of the map's entry, for the
+    message.
     """
     if given is None:
         return tuple(range(count))

@@ -73,7 +73,7 @@ class Verifier(Protocol):
         ...
 
     def open(self, folder: Path, *, kernels: bool) -> Any:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         ...
 
     def run(self, session: Any, case: str) -> list[CaseOutputs]:

@@ -154,7 +154,8 @@ def _planned(
 ) -> LaunchPlan:
     """Ask the native library for the launch plan; results are cached by the arguments.
 
-    `constants` are the values of `plan_constants()`, so that a change of them misses the cache.
+    `constants` are the values of `plan_constants()`, so that a change of them misses the cache. The other arguments are
+    those of `plan_launches`.
     """
     request = _Request(
         constants=constants,

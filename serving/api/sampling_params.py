@@ -188,7 +188,10 @@ class SamplingParams:
 def _check(
     name: str, value: float | None, low: float, high: float, *, whole: bool = True, without_low: bool = False
 ) -> None:
-    """Raise FieldError unless `value` is None (not set) or a finite number from `low` to `high`."""
+    """Raise FieldError unless `value` is None (not set) or a finite number from `low` to `high`.
+
+    `whole` requires a whole number; `name` is the field in the message.
+    """
     if value is None:
         return
     if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):

@@ -203,7 +203,10 @@ class AttentionReader:
 
 
 def _session_options(folder: Path, manifest: Manifest, threads: int) -> Any:
-    """Return the options of a second ONNX Runtime session, which shares the weights' pages with the server."""
+    """Return the options of a second ONNX Runtime session, which shares the weights' pages with the server.
+
+    `threads` is the number of its threads.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -286,7 +286,10 @@ class OnnxRuntimeBackend:
         return StepOutput(logits, stats, sampler.sample(sampler.logits(rows), np.arange(rows), samplings, changes))
 
     def _bind_input(self, name: str, array: NDArray[Any]) -> None:
-        """Bind an input. On a CPU, write to memory that stays bound, because that is faster than binding again."""
+        """Bind an input. On a CPU, write to memory that stays bound, because that is faster than binding again.
+
+        `name` is the input's name in the model.
+        """
         held = self._inputs.get(name)
         if self._device == "cpu" and held is not None and held.shape == array.shape:
             held[...] = array

@@ -38,7 +38,7 @@ def _batch(query_start: np.ndarray, pages: int, *, outputs: int, collect_stats: 
     """Return the inputs of a step that writes to no slot and reads no block.
 
     `query_start` [sequences + 1] are the cumulated token counts, `pages` the width of the block table, and `outputs`
-    the number of rows of logits.
+    the number of rows of logits. `collect_stats` is the input of that name.
     """
     tokens, sequences = int(query_start[-1]), len(query_start) - 1
     return StepInputs(

@@ -246,7 +246,8 @@ def _compared(
 ) -> Iterator[tuple[LogprobDifference, float]]:
     """Yield the difference and the divergence of each position for which both programs have a distribution.
 
-    `start` is the position of the first of `tokens`.
+    `start` is the position of the first of `tokens`. If `bounded`, a token that one program does not show counts as at
+    most as likely as the tokens that it shows.
     """
     for position, (first, second, token) in enumerate(zip(here, there, tokens, strict=False), start):
         if first and second and (found := _difference(first, second, token, position, bounded)) is not None:

@@ -118,7 +118,10 @@ class EncoderFolder:
         check_token_ids(field, token_ids, self.manifest)
 
     def _kept(self, truncate: int | None) -> int | None:
-        """Return the number of tokens to which longer inputs are cut, or None if they are refused."""
+        """Return the number of tokens to which longer inputs are cut, or None if they are refused.
+
+        `truncate` is the number in the request: None refuses, and -1 cuts to the longest input of the model.
+        """
         if truncate is None or 1 <= truncate <= self.longest:
             return truncate
         if truncate != -1:

@@ -57,7 +57,7 @@ def _open(folder: str, manifest: str, threads: int, copy: bool, verify: bool) ->
     """Open the model of a folder for reading attention, within limits of memory.
 
     `manifest` is the server's manifest as JSON, which the folder must still have. `copy` and `verify` are those of
-    `AttentionReader`.
+    `AttentionReader`. `threads` is the number of ONNX Runtime's threads.
 
     Raises:
         SharpError: the folder has changed.

@@ -52,7 +52,10 @@ class BlockManager:
         return max(0, -(-tokens // self.block_size) - len(self.table(number)))
 
     def grow(self, number: int, tokens: int) -> None:
-        """Give a sequence the blocks for `tokens` tokens. There must be enough free blocks (`missing` <= `free`)."""
+        """Give a sequence the blocks for `tokens` tokens. There must be enough free blocks (`missing` <= `free`).
+
+        `number` is the sequence's number.
+        """
         missing = self.missing(number, tokens)
         if missing:
             added = [self._hand_out() for _ in range(missing)]
@@ -80,14 +83,20 @@ class BlockManager:
         return self.free - sum(self._references[block] == 0 for block in blocks)
 
     def share(self, number: int, blocks: Rows[int]) -> None:
-        """Start the table of a sequence, which must hold no blocks yet, with the blocks that `cached` found."""
+        """Start the table of a sequence, which must hold no blocks yet, with the blocks that `cached` found.
+
+        `number` is the sequence's number.
+        """
         for block in blocks:
             self._references[block] += 1
             self._free.pop(block, None)
         self._tables[number] = np.array(blocks, np.int32)
 
     def register(self, number: int, start: int, hashes: Rows[bytes]) -> None:
-        """Add full, computed blocks of a sequence, from index `start` on, to the prefix cache under `hashes`."""
+        """Add full, computed blocks of a sequence, from index `start` on, to the prefix cache under `hashes`.
+
+        `number` is the sequence's number.
+        """
         for block, block_hash in zip(self.table(number)[start : start + len(hashes)].tolist(), hashes, strict=True):
             # Two sequences may compute the same tokens at the same time; the cache keeps the first of the two blocks.
             if block_hash not in self._block_of:

@@ -276,7 +276,10 @@ class GuideCompiler:
             return self._vocabulary, self._trial
 
     def _make(self, file: str, ends: list[int]) -> None:
-        """Create the vocabulary from the text of a `tokenizer.json`, or record why it cannot be created."""
+        """Create the vocabulary from the text of a `tokenizer.json`, or record why it cannot be created.
+
+        `ends` are the ids of the tokens that end a completion.
+        """
         size = self._manifest.vocab_size
         try:
             vocabulary = make_vocabulary(file, size, ends)

@@ -177,10 +177,10 @@ class Scheduler:
         return sum(len(self._blocks.table(sequence.number)) for sequence in sequences)
 
     def _preempt(self, sequence: Sequence) -> Sequence:
-        """Release a running sequence's blocks and queue it again, to be computed from its first token; return it.
+        """Release a running sequence's blocks, queue it again and return it.
 
         Raises:
-            _TokensNeededError: a step with the sequence is under way.
+            _TokensNeededError: a step with it is under way.
         """
         if sequence.launched:
             raise _TokensNeededError
@@ -222,7 +222,10 @@ class Scheduler:
             preempted.append(self._preempt(victim))
 
     def _room(self, victims: list[Sequence], missing: int, shared: list[int]) -> bool:
-        """Whether a sequence that needs `missing` blocks would fit after `victims` have given their blocks back."""
+        """Whether a sequence that lacks `missing` blocks fits after `victims` have given theirs back.
+
+        `shared` are blocks of the prefix cache that it would use, which do not count as free.
+        """
         running = len(self.running) - len(victims)
         free = self._blocks.free_without(shared) + self._held(victims)
         return running < self._max_sequences and missing + running <= free
@@ -297,7 +300,7 @@ class Scheduler:
         return min(self._speculative_tokens, self._max_batch_tokens - decoding) // max(decoding, 1)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Return a sequence's draft, shortened to what free blocks hold. No sequence is preempted for a draft."""
+        """Return a sequence's draft: at most `most` tokens, and what free blocks hold without a preemption."""
         if not most:
             return ()
         if sequence.expected:

@@ -232,7 +232,10 @@ class GenerationService:
 
     @asynccontextmanager
     async def _submitted(self, origin: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
-        """Give a request to the engine and yield its stream; log and trace the request when it ends."""
+        """Give a request to the engine and yield its stream; log and trace the request when it ends.
+
+        `prepare` makes the engine's request; it runs in a thread.
+        """
         record = RequestRecord(origin)
         span = None if self._tracing is None else self._tracing.start(origin, record.arrived)
         try:

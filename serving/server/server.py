@@ -140,7 +140,10 @@ def _exit_after(seconds: float, code: int) -> None:
 
 
 def _exit(code: int) -> None:
-    """End the process, because a step or a thread that does not return cannot be stopped in any other way."""
+    """End the process, because a step or a thread that does not return cannot be stopped in any other way.
+
+    `code` is the exit code.
+    """
     text = f"Error: something still ran {EXIT_SECONDS:g} s after the grace period; the process ends\n"
     poll = select.poll()
     poll.register(STDERR, select.POLLOUT)

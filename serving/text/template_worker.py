@@ -57,6 +57,8 @@ class Templates:
     def render(self, name: str, values: dict[str, Any], most: int) -> str:
         """Return the text of a template, which may have at most `most` characters.
 
+        `name` is the template's name, and `values` are its variables.
+
         Raises:
             _TooLongError: the text is longer.
         """

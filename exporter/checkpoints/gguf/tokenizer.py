@@ -152,6 +152,8 @@ def _merges(
 ) -> list[tuple[str, str]]:
     """Return the pairs of tokens that form a token, in descending order of the scores of the tokens that they form.
 
+    `types` are llama.cpp's token types by id, and `vocabulary` has the ids by text.
+
     Raises:
         InputError: a token is made of a text that is no token, or two normal tokens have the same score.
     """

@@ -44,7 +44,7 @@ class ContiguousVerifier:
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> ContiguousSession:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         return ContiguousSession(folder, kernels=kernels)
 
     def run(self, session: ContiguousSession, case: str) -> list[CaseOutputs]:

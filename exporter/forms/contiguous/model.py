@@ -37,7 +37,10 @@ class ContiguousGraph(nn.Module):
         self.decoder = decoder
 
     def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
-        """Compute logits, statistics and presents; the class has the shapes."""
+        """Return logits [B, T, vocab], statistics [L, B, q_heads, T, 4 or 5] and the presents in the order of `pasts`.
+
+        The shapes of all tensors are in the description of the class.
+        """
         presents: list[Tensor] = []
         statistics = LayerStatistics()
 

@@ -50,7 +50,7 @@ class PagedVerifier:
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> PagedSession:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         return PagedSession(folder, self.config, self.cache, kernels=kernels)
 
     def run(self, session: PagedSession, case: str) -> list[CaseOutputs]:

@@ -56,7 +56,10 @@ class PagedModel(nn.Module):
         key_caches: list[Tensor],
         value_caches: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Compute logits, statistics and updated caches of one step; the class has the shapes."""
+        """Return logits [R, vocab], statistics [L, T, q_heads, 4 or 5], then each layer's updated key and value cache.
+
+        The shapes of all tensors are in the description of the class.
+        """
         caches: list[Tensor] = []
         statistics = LayerStatistics()
 

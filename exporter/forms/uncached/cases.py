@@ -51,7 +51,7 @@ class UncachedVerifier:
         )
 
     def open(self, folder: Path, *, kernels: bool) -> UncachedSession:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         return UncachedSession(folder, kernels=kernels)
 
     def run(self, session: UncachedSession, case: str) -> list[CaseOutputs]:

@@ -40,6 +40,8 @@ class AttentionRequest(RequestBody):
     def check(self, manifest: Manifest, most_tokens: int) -> int:
         """Check the numbers, and return the position of the query.
 
+        `most_tokens` is the longest text that may be read.
+
         Raises:
             FieldError: a number is out of range.
         """

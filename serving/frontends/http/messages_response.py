@@ -85,13 +85,19 @@ class MessagesResponse(PartsResponse):
         return ("stop_sequence", matched) if isinstance(matched, str) else ("end_turn", None)
 
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """Return the events `message_delta`, with the stop reason and the usage, and `message_stop`."""
+        """Return the events `message_delta`, with the stop reason and the usage, and `message_stop`.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """
         why, stop = self._end_of(reason, matched)
         delta = {"stop_reason": why, "stop_sequence": stop}
         return [{"type": "message_delta", "delta": delta, "usage": _counted(usage)}, {"type": "message_stop"}]
 
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:
-        """Return the JSON body of a response that is no stream: the whole message."""
+        """Return the JSON body of a response that is no stream: the whole message.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """
         return self._message(_counted(usage), *self._end_of(reason, matched))
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -105,11 +105,7 @@ class ResponseBuilder(ABC):
         matched: str | int | None = None,
         token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Return a chunk of a stream, a JSON object, with new text and tokens of choice number `choice`.
-
-        `text` is the field of the text. `reason` is set in the last chunk; `matched` is then the stop string or stop
-        token.
-        """
+        """Return a chunk, a JSON object, of choice number `choice`; `matched` is the stop string or stop token."""
         entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason, **self._token_ids(token_ids)}
         if reason:
             entry["stop_reason"] = matched
@@ -158,7 +154,7 @@ class CompletionResponse(ResponseBuilder):
         self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # by choice
 
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
-        """Return a chunk with the prompt if the request asks for `echo` or `return_token_ids`."""
+        """Return a chunk with the prompt if the request asks for `echo` or `return_token_ids`; else an empty list."""
         if not self._echo and not self._extras.prompts:
             return []
         text = self._echo[prompt][0] if self._echo else ""
@@ -167,7 +163,7 @@ class CompletionResponse(ResponseBuilder):
         return [self._chunk(choice, {"text": text, **self._prompt_token_ids(prompt)}, logprobs)]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Return a chunk of new tokens, unless their text is empty and nothing else was requested."""
+        """Return a chunk of new tokens; an empty list if their text is empty and nothing else was requested."""
         attention = _attention_of_tokens(event)
         if not event.text and not event.logprobs and not self._extras.token_ids and not attention:
             return []
@@ -225,12 +221,12 @@ class ChatResponse(ResponseBuilder):
         prompt: int,
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
-        """Return the first chunk of a choice, which says that the role is the assistant's."""
+        """Return the first chunk of choice number `choice`, which says that the role is the assistant's."""
         chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})
         return [{**chunk, **self._prompt_token_ids(prompt)}]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Return a chunk of new text and whole calls, unless there are none and nothing else was requested."""
+        """Return a chunk of new text and whole calls; an empty list if there is nothing to report."""
         delta = self._delta(choice, self._parsers[choice].push(event.text))
         attention = _attention_of_tokens(event)
         if not delta and not event.logprobs and not self._extras.token_ids and not attention:

@@ -124,8 +124,14 @@ class PartsResponse(ResponseBuilder):
 
     @abstractmethod
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """Return the events with which a stream ends, after all parts."""
+        """Return the events with which a stream ends, after all parts.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """
 
     @abstractmethod
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:
-        """Return the JSON body of a response that is no stream, with `parts` in it."""
+        """Return the JSON body of a response that is no stream, with `parts` in it.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """

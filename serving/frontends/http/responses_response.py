@@ -141,7 +141,10 @@ class ResponsesResponse(PartsResponse):
         return events
 
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """Return the event `response.completed`, or `response.incomplete` for a completion that was cut off."""
+        """Return the event `response.completed`, or `response.incomplete` for a completion that was cut off.
+
+        `matched`, the stop string or stop token, is not reported.
+        """
         response = self.body(reason, matched, usage)
         return [self._event(f"response.{response['status']}", response=response)]
 

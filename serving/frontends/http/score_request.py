@@ -138,7 +138,10 @@ def inputs_of_pairs(model: TextEncoder, fields: Mapping[str, list[str]]) -> list
 
 
 def scores_of_pairs(model: TextEncoder, values: NDArray[np.float32], first: int, *, activate: bool) -> list[float]:
-    """Return the score of each pair; `first` is the number of first texts among the embeddings in `values`."""
+    """Return the score of each pair; `first` is the number of first texts among the embeddings in `values`.
+
+    `activate` applies the model's activation to the scores of a classification head.
+    """
     if model.embedding is None:
         assert model.manifest.classification is not None
         scored = activated(values[:, 0].astype(np.float64), model.manifest.classification, on=activate)

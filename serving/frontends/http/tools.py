@@ -87,6 +87,8 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Too
 def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
     """Return a grammar of nothing but calls of these tools, with arguments that match the schemas.
 
+    `several` allows more than one call.
+
     Raises:
         FieldError: the schemas are too long.
     """
@@ -96,6 +98,8 @@ def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
 
 def calls_or_json(tools: Sequence[Tool], schema: Any, *, several: bool) -> Guided:
     """Return a grammar of either calls of these tools or JSON that matches the schema.
+
+    `several` allows more than one call.
 
     Raises:
         FieldError: the schemas are too long.
@@ -110,6 +114,8 @@ def calls_or_json(tools: Sequence[Tool], schema: Any, *, several: bool) -> Guide
 
 def calls_or_words(tools: Sequence[Tool], *, several: bool) -> Guided:
     """Return a grammar of words and calls of these tools; a strict tool's arguments match its schema.
+
+    `several` allows more than one call.
 
     Raises:
         FieldError: the schemas are too long.

@@ -137,7 +137,10 @@ class KServeModel:
                     yield response
 
     def _read(self, request: messages.ModelInferRequest, *, streams: bool) -> object:
-        """Check model and version, and return the request as the model's inference reads it."""
+        """Check model and version, and return the request as the model's inference reads it.
+
+        `streams` says whether the RPC can stream its response.
+        """
         self.check(request.model_name, request.model_version)
         return self._inference.read(request, streams=streams)
 
