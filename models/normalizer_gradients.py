@@ -134,7 +134,7 @@ def softpick(
 def _of_power(
     logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions
 ) -> Tensor | None:
-    """Return the gradient [heads, 1] of the exponent of the row's length, d; None if the head has no such parameter."""
+    """Return the gradient [heads, 1] of power, the exponent of the number of visible keys; None without head_params."""
     if options.head_params is None:
         return None
     return (-log_count(visible, logits) * gradient * weights).sum((0, 2, 3))[:, None]

@@ -131,7 +131,10 @@ def _post_init_with_norm(self: PreTrainedModel) -> None:
 
 
 def _initialize_with_norm(self: PreTrainedModel, module: Any, is_custom_code: bool = False) -> Any:
-    """Initialize like transformers; a norm that no file contains gets its start values."""
+    """Initialize like transformers; a norm that no file contains gets its start values.
+
+    `module` is the module to initialize; the arguments and the result are those of transformers' method.
+    """
     if isinstance(module, AttentionNorm) and not getattr(module, "_is_hf_initialized", False):
         with torch.device("cpu"):  # transformers makes models on the meta device
             start = dict(AttentionNorm(module.described, module.layer).named_parameters())

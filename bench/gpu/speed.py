@@ -326,7 +326,7 @@ def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
 
 
 def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Return a function that runs a decode step of FlashInfer, with pages of 16 tokens, in each of `layers`."""
+    """Return a function that runs `layers` decode calls of FlashInfer, with pages of 16 tokens."""
     import flashinfer
 
     query = torch.randn(batch, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)

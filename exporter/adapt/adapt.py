@@ -242,7 +242,7 @@ def _open_student(path: Path, settings: AdaptSettings) -> Student:
 
 
 def _check_memory(student: Student, device: torch.device) -> None:
-    """Check that the device's memory holds the weights, gradients and optimizer state of training (estimated).
+    """Check that the device's memory holds 1.5 times the float32 weights, the estimated need of training.
 
     Raises:
         InputError: it does not; the message gives both sizes.

@@ -231,6 +231,8 @@ def _start(model: nn.Module, options: NormOptions) -> None:
 def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: range | None) -> LoraConfig:
     """Return the configuration of adapters for all projections of the attention modules, or of those in `layers`.
 
+    `modules` are the names of the attention modules in the order of the layers, and `rank` is the adapters' rank.
+
     Raises:
         InputError: `layers` ends after the last layer, or there are no linear projections.
     """

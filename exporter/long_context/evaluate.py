@@ -138,7 +138,10 @@ def _fits(reader: DocumentReader, tokens: int) -> bool:
 
 
 def _pairs(settings: EvaluateSettings) -> Iterator[tuple[int, int]]:
-    """Yield (length, number) of documents, ordered by number so that a stopped run has documents of all lengths."""
+    """Yield (length, number) of documents, ordered by number so that a stopped run has documents of all lengths.
+
+    A length is in tokens, and a document's number from 0.
+    """
     return ((tokens, number) for number in range(settings.documents) for tokens in settings.lengths)
 
 

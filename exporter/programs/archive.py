@@ -160,7 +160,7 @@ def _check_payload(config: dict[str, Any], folder: str, sizes: Mapping[str, int]
     `config` is the folder's JSON table of tensors by name, `sizes` the bytes of the archive's files by path.
 
     Raises:
-        InputError: a tensor is pickled, missing, no tensor, or of another size.
+        InputError: a tensor is pickled, missing or no tensor, or the shapes have far more numbers than the files.
     """
     repeated = 0
     for name, payload in config["config"].items():

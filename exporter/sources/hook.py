@@ -131,7 +131,7 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         _alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
-        """Record the shapes of a layer's heads. InputError for values of another size than keys."""
+        """Record the shape of a layer's heads and return zeros. InputError if values and keys differ in size."""
         calls.append(layer)
         with_sinks.add(options.sinks is not None)
         if value.shape[-1] != key.shape[-1]:

@@ -63,7 +63,10 @@ class Readback:
 
 
 def _memory(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return page-locked memory, or ordinary memory if the system has none; copies into ordinary memory are slower."""
+    """Return page-locked memory, or ordinary memory if the system has none; copies into ordinary memory are slower.
+
+    The memory is float32 [rows, columns].
+    """
     try:
         return page_locked(driver, rows, columns)
     except SharpError as error:

@@ -82,7 +82,8 @@ def entmax_gradient(weights: Tensor, gradient: Tensor, alpha: float) -> Tensor:
 def _thresholds(s: Tensor, alpha: float) -> Tensor:
     """Return the thresholds [..., 2] of rows s: the end of the bracket below tau, and tau.
 
-    Eager code solves CHUNK logits at a time; compiled code chooses its own order.
+    Eager code solves CHUNK logits at a time; compiled code chooses its own order. `s` is (alpha - 1) (z - max z) of
+    logits z, [..., keys].
     """
     if torch.compiler.is_compiling():
         return _solve(s, alpha)

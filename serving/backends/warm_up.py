@@ -20,7 +20,10 @@ def first_step() -> StepInputs:
 
 
 def largest_steps(largest: StepLimits, block_size: int) -> Iterator[StepInputs]:
-    """Yield the two steps that take the most memory: one of prompts and one of decoding, with logits of every token."""
+    """Yield the two steps that take the most memory: one of prompts and one of decoding, with logits of every token.
+
+    `block_size` is the number of tokens of a cache block.
+    """
     pages = -(-largest.context // block_size)
     sequences = min(largest.sequences, largest.tokens)
     starts = np.arange(sequences + 1)

@@ -95,6 +95,8 @@ def _yarn(file: GgufFile, factor: float, attention: float, original: int, trunca
 def _frequency_factors(file: GgufFile, pairs: int, original: int) -> NDArray[np.float32] | None:
     """Return the factors of all pairs from the file's tensors; None if it has no such tensor.
 
+    `pairs` is the number of rotated pairs of a head, and `original` the context in tokens before it was scaled.
+
     Raises:
         InputError: the factors are not positive or not one for each pair, or they change with the length.
     """

@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listening sockets, and end the open connections."""
+        """Accept no more connections on the listening sockets, and end the open ones."""
         for listener in sockets or ():
             asyncio.get_running_loop().remove_reader(listener)
         for task in self._accepting:

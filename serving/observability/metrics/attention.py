@@ -185,7 +185,10 @@ def _of_heads(field: str, over_heads: Callable[..., Any] = np.mean) -> Lines:
 
 
 def _of_model(value: Callable[[_View], float], suffix: str = "") -> Lines:
-    """Return the function that writes one number of the whole model; `suffix` follows the metric's name."""
+    """Return the function that writes one number of the whole model; `suffix` follows the metric's name.
+
+    `value` returns the number for the state of a model's metrics.
+    """
     return lambda view, name: template(name + suffix, (view.model.labels,)) % value(view)
 
 

@@ -105,7 +105,10 @@ def ranged(rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]
 def make_baseline(
     manifest: Manifest, corpus: str, values: NDArray[np.float64], ranges: NDArray[np.int64]
 ) -> Baseline | None:
-    """Return the baseline of a corpus from the results of `ranged`, or None if no range has enough tokens."""
+    """Return the baseline of a corpus from the results of `ranged`, or None if no range has enough tokens.
+
+    `values` are [layers, tokens, heads], and `ranges` has the range of context of each token.
+    """
     found, tokens = np.unique(ranges, return_counts=True)
     contexts = found[tokens >= LEAST_RANGE_TOKENS].tolist()
     if not contexts:
