@@ -220,7 +220,7 @@ def candidates(trials: Trials, *, scaled: bool) -> Iterator[Candidate | None]:
 
 
 def _unscaled(trials: Trials) -> Iterator[Candidate | None]:
-    """Yield the candidates that do not multiply their logits with a factor."""
+    """Yield the candidates that do not multiply their logits with a factor; None for a normalizer that cannot fit."""
     first = trials.first
     for normalizer in PLAIN:
         yield Candidate(OwnNorm(normalizer))
@@ -236,7 +236,7 @@ def _unscaled(trials: Trials) -> Iterator[Candidate | None]:
 
 
 def _scaled(trial: Trial) -> Iterator[Candidate | None]:
-    """Yield the candidates that multiply their logits with a factor."""
+    """Yield the candidates that multiply their logits with a factor; None for a normalizer that cannot fit."""
     if _sums(trial) == 1:
         yield _with_factor(OwnNorm("softmax"), norm_fits.scaled_softmax(trial))
     if (found := norm_fits.scaled_sigmoid(trial)) is not None:

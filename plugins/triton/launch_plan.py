@@ -152,11 +152,6 @@ def _planned(
     prompt_keys: int,
     constants: tuple[int, ...],
 ) -> LaunchPlan:
-    """Ask the native library for the launch plan; results are cached by the arguments.
-
-    `constants` are the values of `plan_constants()`, so that a change of them misses the cache. The other arguments are
-    those of `plan_launches`.
-    """
     request = _Request(
         constants=constants,
         normalizer=next(normalizer.code for normalizer in NORMALIZERS if normalizer.name == options.normalizer),
@@ -190,5 +185,4 @@ def _planned(
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Load the native library that computes launch plans."""
     return ctypes.CDLL(library_path("onnxruntime"))

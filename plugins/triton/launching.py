@@ -205,7 +205,6 @@ def launch(kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=256)
 def _kernels(options: Options, capability: int) -> tuple[Kernel, ...]:
-    """Return the kernels of a set of options for a GPU's compute capability (90 is 9.0); results are cached."""
     return kernels(options, capability)
 
 

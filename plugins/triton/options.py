@@ -50,7 +50,6 @@ class Options:
 
     @property
     def _definition(self) -> NormalizerDefinition:
-        """The definition of the options' normalizer."""
         return _NORMALIZERS[self.normalizer]
 
     @property
@@ -230,5 +229,4 @@ class Options:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

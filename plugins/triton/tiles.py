@@ -59,10 +59,8 @@ def prefill_tile(options: Options, capability: int) -> Tile:
 
 
 def _width(options: Options) -> int:
-    """Return the larger of the padded widths of keys and values, in elements."""
     return max(options.head_width, options.value_width)
 
 
 def _bytes(options: Options) -> int:
-    """Return the bytes per element in shared memory: 4 for float32 (tf32x3), else 2."""
     return 4 if options.precision == "tf32x3" else 2

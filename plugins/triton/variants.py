@@ -139,11 +139,7 @@ def kernels(
 def _kernel(
     options: Options, function: Any, arguments: str, warps: int = 4, stages: int = 2, **constants: int
 ) -> Kernel:
-    """Describe a kernel to launch: the Triton function, its options, and the warps and pipeline stages.
-
-    `arguments` are the names of the function's run-time arguments in order, separated by spaces; `constants` are its
-    constants beside OPTIONS.
-    """
+    """Describe a kernel: `arguments` are its arguments in order, `constants` its constants beside OPTIONS."""
     types = _types(options)
     values = {"OPTIONS": options, **constants}
     ordered = {name: values[name] for name in function.arg_names if name in values}
@@ -260,7 +256,6 @@ def hash_functions() -> None:
 
 
 def _types(options: Options) -> dict[str, str]:
-    """Return Triton's type of each kernel argument by name: "*" is a pointer, as "*fp32" or "i32"."""
     data, cache = f"*{DTYPES[options.dtype]}", f"*{CACHE_DTYPES[options.cache_dtype]}"
     kinds = (
         (data, "query key value output"),

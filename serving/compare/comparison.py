@@ -316,7 +316,10 @@ def _by_text(reading: Reading, text_of: Callable[[int], str]) -> Reading:
     """Return a reading with the texts of its tokens in place of ids; `text_of` returns the text of an id."""
 
     def named(distribution: Distribution | None) -> Distribution | None:
-        """Return a distribution over token ids as one over their texts; the likeliest token of a text counts."""
+        """Return a distribution over ids as one over their texts; the likeliest token of a text counts.
+
+        None stays None.
+        """
         if distribution is None:
             return None
         texts: dict[Token, float] = {}

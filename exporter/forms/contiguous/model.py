@@ -37,9 +37,10 @@ class ContiguousGraph(nn.Module):
         self.decoder = decoder
 
     def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return logits [B, T, vocab], statistics [L, B, q_heads, T, 4 or 5] and the presents in the order of `pasts`.
+        """Return logits [batch, tokens, vocab], statistics and presents.
 
-        The shapes of all tensors are in the description of the class.
+        Statistics are [layers, batch, q_heads, tokens, 4 or 5], and presents [batch, kv_heads, past + tokens, head_dim]
+        in the order of `pasts`. `input_ids` are int64 [batch, tokens].
         """
         presents: list[Tensor] = []
         statistics = LayerStatistics()

@@ -56,9 +56,9 @@ class PagedModel(nn.Module):
         key_caches: list[Tensor],
         value_caches: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Return logits [R, vocab], statistics [L, T, q_heads, 4 or 5], then each layer's updated key and value cache.
+        """Return logits [rows, vocab], statistics and each layer's two updated caches.
 
-        The shapes of all tensors are in the description of the class.
+        Statistics are [layers, tokens, q_heads, 4 or 5]. The shapes of the inputs are in the description of the class.
         """
         caches: list[Tensor] = []
         statistics = LayerStatistics()

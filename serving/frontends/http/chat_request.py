@@ -164,7 +164,7 @@ class ChatRequest(GenerationRequest, RequestFields, Conversation):
 
     @property
     def limit(self) -> int | None:
-        """The largest number of tokens to generate."""
+        """The largest number of tokens to generate; None if the request sets no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

@@ -44,18 +44,22 @@ class KServeRoutes:
         health, model = self.endpoint.service.health, self.model
 
         async def server(_request: Request) -> Response:
+            """Respond with name, version and extensions of the server."""
             return JSONResponse({"name": "sharp", "version": sharp_version(), "extensions": EXTENSIONS})
 
         # KServe's own client reads the body; other clients read the status.
         async def live(_request: Request) -> Response:
+            """Respond whether the server is alive, with status 200 or 503."""
             alive = await health.live()
             return JSONResponse({"live": alive}, 200 if alive else 503)
 
         async def ready(_request: Request) -> Response:
+            """Respond whether the server takes requests, with status 200 or 503."""
             takes = await health.ready()
             return JSONResponse({"ready": takes}, 200 if takes else 503)
 
         async def index(_request: Request) -> Response:
+            """Respond with the names and states of all models."""
             return JSONResponse([_plain(entry) for entry in model.repository().models])
 
         def of_model(path: str, respond: Callable[[], Message] | None) -> list[Route]:

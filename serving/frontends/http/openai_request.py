@@ -203,7 +203,7 @@ class CompletionRequest(GenerationRequest, RequestFields):
 
     @property
     def limit(self) -> int | None:
-        """The largest number of tokens to generate."""
+        """The largest number of tokens to generate; None if the request sets no limit."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property

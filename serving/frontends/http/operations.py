@@ -35,6 +35,7 @@ def operation_routes(
         """Return a route that responds 200 if `check` succeeds, and 503 with the reason if it raises SharpError."""
 
         async def respond(_request: Request) -> Response:
+            """Run the check, and respond with status 200 or, with the reason, 503."""
             try:
                 await check()
             except SharpError as error:
@@ -44,9 +45,11 @@ def operation_routes(
         return Route(path, respond, methods=list(methods))
 
     async def server_load(_request: Request) -> Response:
+        """Respond with the number that `load` returns."""
         return JSONResponse({"server_load": load()})
 
     async def version(_request: Request) -> Response:
+        """Respond with the version of Sharp."""
         return JSONResponse({"version": sharp_version()})
 
     return [
@@ -76,9 +79,11 @@ def model_routes(service: GenerationService, created: int) -> list[Route]:
     }
 
     async def models(_request: Request) -> Response:
+        """Respond with the entries of all names of the model."""
         return JSONResponse({"object": "list", "data": list(entries.values())})
 
     async def model(request: Request) -> Response:
+        """Respond with the entry of the name in the path; NotFoundError if the model has another."""
         name = request.path_params["model"]
         service.check_model(name)
         return JSONResponse(entries.get(name) or entries[names[0]])
@@ -90,9 +95,11 @@ def page_routes(live: LiveState) -> list[Route]:
     """Return the routes of the status page and of the numbers that it shows."""
 
     def state(_request: Request) -> Response:  # not async, so it runs in a thread
+        """Respond with the numbers of the status page as JSON; runs in a thread."""
         return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})
 
     async def page(_request: Request) -> Response:
+        """Respond with the status page."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
     return [Route("/", page), Route("/live", state)]

@@ -192,6 +192,7 @@ async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) 
     """
 
     async def disconnected() -> None:
+        """Wait until the client has gone."""
         while (await receive())["type"] != "http.disconnect":
             pass
 

@@ -134,6 +134,7 @@ def tokenization(
         return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
     async def route(request: Request) -> Response:
+        """Respond to a request, or with its error in the form of the API."""
         try:
             return await counted(request)
         except SharpError as error:
