@@ -21,7 +21,7 @@ setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	@bash cmake/prerequisites.sh $(PYTHON)
-	@echo "Installing into .venv (about 3 GB)"
+	@echo "Installing into .venv (about 4.1 GB)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --quiet --constraint constraints.txt scikit-build-core grpcio-tools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
@@ -115,13 +115,13 @@ properties: setup
 fuzz: setup
 	.venv/bin/python -m tests.full.fuzz.long $(FUZZ)
 
-# The GPU kernels for every kind of GPU, which need not be there; KERNELS chooses some of them, for example
-# make kernels KERNELS="--target 90 --head-dim 64 --head-dim 128".
+# The GPU kernels of common models for every kind of GPU, which need not be there; KERNELS chooses others, for example
+# make kernels KERNELS="--target 90 --head-dim 96 --dtype float16/int8".
 kernels: setup
 	.venv/bin/python -m sharp.plugins.cuda.build_kernels $(KERNELS)
 
-# A wheel with the libraries for GPUs, over what `make kernels` has compiled, for machines like this one; `make wheel` makes one without.
-gpu-wheel: setup
+# A wheel with the libraries for GPUs and the kernels that KERNELS chooses, for machines like this one; `make wheel` makes one without.
+gpu-wheel: kernels
 	.venv/bin/pip wheel . --no-deps --no-build-isolation --wheel-dir dist -C cmake.define.SHARP_CUDA=ON \
 	  -C build-dir=build/gpu-wheel
 

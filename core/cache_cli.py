@@ -8,7 +8,9 @@ from sharp.core.cli import SharpCommand, SharpGroup
 from sharp.core.model_cache import CACHE_VARIABLE, cache_folder, cached_models, remove_models
 
 
-@click.group(cls=SharpGroup, invoke_without_command=True, epilog="See also: docs/serving.md, sharp serve, sharp run.")
+@click.group(
+    cls=SharpGroup, invoke_without_command=True, epilog="See also: sharp docs serving, sharp serve, sharp run."
+)
 @click.pass_context
 def cache(context: click.Context) -> None:
     """List the models that sharp serve and sharp run have exported on first use, the last used first."""

@@ -86,6 +86,9 @@ GROUPS = {
             "Estimate the memory, the servers and the cost that a load needs.",
         ),
     },
+    "Read": {
+        "docs": Lazy("sharp.core.docs_cli:docs", "serve", "Show the documents: how-tos, references, troubleshooting."),
+    },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C
@@ -321,7 +324,7 @@ def broken_package(error: ImportError) -> Refusal:
     return Refusal(f"{error.name or 'a package'} is installed but cannot be imported: {error}")
 
 
-@click.group(cls=LazyGroup, epilog="See also: docs/index.md, and sharp help COMMAND.")
+@click.group(cls=LazyGroup, epilog="See also: sharp docs, sharp help COMMAND.")
 def main() -> None:
     """Export, serve and measure transformers whose attention stays sharp."""
 

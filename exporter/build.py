@@ -17,7 +17,7 @@ from sharp.plugins.cuda.device import find_device
 
 @click.command(
     cls=SharpCommand,
-    epilog="See also: docs/how-to/tensorrt.md, docs/how-to/gpu.md.",
+    epilog="See also: sharp docs how-to/tensorrt, sharp docs how-to/gpu.",
     context_settings={"show_default": True},
 )
 @click.argument("folder", type=click.Path(path_type=Path))

@@ -77,7 +77,7 @@ COMMON = (
     cls=SharpCommand,
     groups=GROUPS,
     common=COMMON,
-    epilog="See also: docs/exporting.md, docs/reference/architectures.md, sharp inspect, sharp serve.",
+    epilog="See also: sharp docs exporting, sharp docs reference/architectures, sharp inspect, sharp serve.",
 )
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from sharp.core import hub
 from sharp.core.cli import exit_on_terminate, if_interrupted
 from sharp.core.errors import VerificationError
 from sharp.exporter.checkpoints.path_checks import check_checkpoint
+from sharp.exporter.phases import PhaseBar
 from sharp.exporter.staging import check_output
-from sharp.exporter.user_class.reference import parse_reference
+from sharp.exporter.user_class.reference import Reference, parse_reference
 from sharp.models.norms import get_norm
 
 if TYPE_CHECKING:  # --help and usage errors must not wait for the import of torch and transformers, which takes seconds
@@ -141,6 +140,24 @@ class ExportFlags:
                 raise click.UsageError(f"{option} is for FILE.py:CLASS, and SOURCE is {self.source}; leave it out")
 
 
+LOADING = "Loading PyTorch"
+
+
+def shares_of_time(flags: ExportFlags, reference: Reference | None) -> dict[str, float]:
+    """Return the names of the phases of an export in their order, with about the share of its time that each takes."""
+    shares = {LOADING: 4.0} | ({} if reference is None else {f"Making {reference.name}": 2.0})
+    shares["Reading the checkpoint"] = 4.0
+    if flags.dry_run:
+        return shares
+    if flags.untrained_norm or flags.text or flags.quantize:
+        shares["Measuring perplexity"] = 4.0
+    shares |= {"Measuring keys": 1.0, "Tracing and lowering to ONNX": 8.0, "Writing the model": 2.0}
+    shares["Verifying against PyTorch"] = 10.0
+    if flags.quantize:
+        shares |= {f"Quantizing to {flags.quantize}": 3.0, f"Verifying the {flags.quantize} model": 10.0}
+    return shares
+
+
 def run_export(flags: ExportFlags) -> None:
     """Export, or plan an export, by the flags of the command line; print the report.
 
@@ -164,26 +181,9 @@ def run_export(flags: ExportFlags) -> None:
         check_checkpoint(flags.source)  # before the imports, which take seconds
         flags.check_no_class()
     console = Console(stderr=True, quiet=flags.quiet)
-    with Progress(
-        SpinnerColumn(finished_text="✓"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
-        starting = progress.add_task("Loading PyTorch", total=None)
-        began = time.monotonic()
-
-        def phase(name: str, steps: int) -> Callable[[], None]:
-            """Begin a phase of the progress bar, and return the function to call after each of its steps."""
-            if not console.is_terminal:  # a log has no progress bar, but a line when a phase begins
-                console.print(f"{time.monotonic() - began:6.1f} s  {name}", highlight=False)
-            for task in progress.tasks:
-                progress.update(task.id, completed=task.total)
-            task_id = progress.add_task(name, total=steps)
-            return lambda: progress.advance(task_id)
+    with PhaseBar(console, time.monotonic(), shares_of_time(flags, reference)) as phase:
+        phase(LOADING, 1)
+        progress = phase.progress
 
         def on_source(read: Source) -> None:
             """Print the warnings about the checkpoint."""
@@ -203,21 +203,14 @@ def run_export(flags: ExportFlags) -> None:
         from sharp.exporter.report import tokenizer_notes, untrained_warning, unused_warning
         from sharp.exporter.user_class.build import program_of
 
-        progress.remove_task(starting)
         source, settings = flags.source, flags.settings()
-        try:
-            if reference is not None:
-                phase(f"Making {reference.name}", 1)
-                made = program_of(reference, flags.class_options())
-                settings = replace(settings, program=replace(settings.program, exported=made.program, name=made.name))
-                source = Path(made.name)
-            with time_of_program(source):
-                result = (plan if flags.dry_run else run)(source, settings, flags.output, phase, on_source)
-        except BaseException:
-            progress.update(progress.task_ids[-1], visible=False) if progress.task_ids else None
-            raise
-        for task in progress.tasks:
-            progress.update(task.id, completed=task.total)
+        if reference is not None:
+            phase(f"Making {reference.name}", 1)
+            made = program_of(reference, flags.class_options())
+            settings = replace(settings, program=replace(settings.program, exported=made.program, name=made.name))
+            source = Path(made.name)
+        with time_of_program(source):
+            result = (plan if flags.dry_run else run)(source, settings, flags.output, phase, on_source)
     _print(flags, result)
     if isinstance(result, Export) and result.verification.failure is not None:
         raise VerificationError(

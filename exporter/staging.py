@@ -45,12 +45,15 @@ class Staging:
             )
 
     def publish(self) -> None:
-        """Rename the folder to `target`, which must not exist or be an empty folder.
+        """Rename the folder to `target`, which must not exist or be an empty folder, with ordinary permissions.
 
         Raises:
             OSError: the folder cannot be renamed.
         """
-        self.path.chmod(0o755)  # mkdtemp makes folders private
+        mask = os.umask(0o077)  # there is no other way to read it
+        os.umask(mask)
+        for path in (self.path, *self.path.rglob("*")):  # mkdtemp, safetensors and onnx let only the user read
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
         self.path.replace(self._target)
 
     def remove(self) -> None:

@@ -83,7 +83,7 @@ def joined_names(args: list[str]) -> list[str]:
     cls=ServeCommand,
     groups=GROUPS_OF_FLAGS,
     common=COMMON,
-    epilog="See also: docs/serving.md, docs/reference/settings.md, sharp doctor.",
+    epilog="See also: sharp docs serving, sharp docs reference/settings, sharp doctor.",
 )
 @click.argument("source", metavar="FOLDER|CHECKPOINT|HUB-ID")
 @export_flags
@@ -157,7 +157,7 @@ def _announce(started: Started) -> None:
         raise SharpError(f"{what}; send stdout to a file, or to /dev/null") from error
 
 
-@click.command(cls=SharpCommand, groups=GENERATE_GROUPS, epilog="See also: docs/serving.md, sharp serve.")
+@click.command(cls=SharpCommand, groups=GENERATE_GROUPS, epilog="See also: sharp docs serving, sharp serve.")
 @click.argument("source", metavar="ADDRESS|FOLDER|CHECKPOINT")
 @click.argument("prompt", required=False)
 @click.option("--token-ids", help="The prompt as token ids separated by commas, instead of PROMPT.")

@@ -88,8 +88,8 @@ class ServerConfig:
     max_connections: Annotated[
         int,
         Setting(
-            "Maximum connections of a port. One more closes the connection that has waited longest for its client; if "
-            "all connections serve requests, only health is served. The limit of open files can lower the number.",
+            "Maximum connections of a port. A further connection closes the one that has been idle longest; if all "
+            "connections serve requests, only health is served. The limit of open files can lower the number.",
             at_least=1,
             at_most=2**20,
             group="Limits",
@@ -259,8 +259,8 @@ class BackendConfig:
         str,
         Setting(
             "Where the weights are on a CPU: copy reads them into memory and compares the copy with the checksums; map "
-            "leaves them in their files; if a file changes, the server stops being ready. auto copies where memory has "
-            "room for three times the files.",
+            "leaves them in their files; if a file changes, the server stops being ready. auto copies if memory has "
+            "room for three times the size of the files.",
             choices=("auto", "copy", "map"),
             group="Memory",
         ),
@@ -377,8 +377,8 @@ class EngineConfig:
     async_scheduling: Annotated[
         str,
         Setting(
-            "Plan the next step while one is computed, and commit that one while the next is. Outputs are the same. "
-            "auto is on on a GPU and off on a CPU.",
+            "Plan the next step while a step is computed, and commit a step while the next one is computed. Outputs "
+            "are the same. auto means on for a GPU and off for a CPU.",
             choices=("auto", "on", "off"),
         ),
     ] = "auto"

@@ -67,7 +67,7 @@ def checkpoint(model: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/try.md.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs try.")
 @click.argument("model", type=click.Choice(list(DEMOS)), default="text-ssa")
 def main(model: str) -> None:
     """Export MODEL, serve it, generate from it, show its heads, stop."""

@@ -9,7 +9,7 @@ from sharp.serving.api.errors import InputError
 from sharp.serving.source import export_flags, export_options, model_folder
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/serving.md, sharp serve, sharp generate.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs serving, sharp serve, sharp generate.")
 @click.argument("source", metavar="FOLDER|CHECKPOINT|HUB-ID")
 @export_flags
 @click.option("--system", help="The system message.")

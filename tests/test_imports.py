@@ -47,7 +47,7 @@ EXPORTER = {
     "temperature": {"sources", "verification", "checkpoints", "ignore_key"},
     "tensorrt": {"graph"},
     "inspection": {"sources", "programs", "checkpoints", "ignore_key"},
-    "adapt": {"sources", "programs", "verification", "checkpoints", "module", "staging", "ignore_key"},
+    "adapt": {"sources", "programs", "verification", "checkpoints", "module", "staging", "ignore_key", "phases"},
     "long_context": {"sources", "checkpoints", "forms", "adapt", "staging"},
     "export_command": {
         "sources",
@@ -57,6 +57,7 @@ EXPORTER = {
         "plan",
         "export",
         "staging",
+        "phases",
         "user_class",
         "report",
     },
@@ -64,6 +65,7 @@ EXPORTER = {
     "build": {"tensorrt"},
     "evaluate": {"forms"},
     "staging": set(),
+    "phases": set(),
     "ignore_key": set(),
 }
 PACKAGES = {

@@ -39,8 +39,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_library.json"
 HOW = ("library", "plugin in place", "plugin copying")
 
 
-def _columns(call: Call) -> int:
-    """Return the number of columns of the call's statistics."""
+def columns_of(call: Call) -> int:
+    """Return the number of columns of a call's statistics, 4, or 5 with a sink."""
     columns: int = call.attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
     return columns
 
@@ -51,6 +51,8 @@ class Caller:
     def __init__(self, folder: Path) -> None:
         self.library = Library(folder / "libsharp_cuda.so")
         self.plugin = str(folder / "libsharp_trt.so").encode()
+        if not (folder / "libsharp_plugin_call.so").exists():
+            return  # then plugins cannot be called
         plugin_call = ctypes.CDLL(str(folder / "libsharp_plugin_call.so"))
         workspace = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p]
         self.call_paged_attention = plugin_call.sharp_call_paged_attention
@@ -69,7 +71,7 @@ class Caller:
         tensors = call.tensors
         query = tensors["query"]
         output = query.new_full((*query.shape[:2], tensors["value"].shape[2]), float("nan"))
-        stats = query.new_full((*query.shape[:2], _columns(call)), float("nan"), dtype=torch.float32)
+        stats = query.new_full((*query.shape[:2], columns_of(call)), float("nan"), dtype=torch.float32)
         problem = paged_attention_problem(call, output, stats)
         caches = [tensors[name] for name in inputs.UPDATED if name in tensors]
         if how == "library":
@@ -92,7 +94,7 @@ class Caller:
         tensors = call.tensors
         query, shared = tensors["query"], "past_lens" in tensors
         output = query.new_full((*query.shape[:3], tensors["value"].shape[3]), float("nan"))
-        stats = query.new_full((*query.shape[:3], _columns(call)), float("nan"), dtype=torch.float32)
+        stats = query.new_full((*query.shape[:3], columns_of(call)), float("nan"), dtype=torch.float32)
         presents = []
         for name in ("key", "value"):
             fresh, past = tensors[name], tensors.get(f"past_{name}")

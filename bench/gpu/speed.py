@@ -113,25 +113,25 @@ def decode(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
     """Yield times of one token for every sequence: microseconds a layer, and bytes of keys and values a second."""
     for context in CONTEXTS[:3] if quick else CONTEXTS:
         for batch in BATCHES:
-            if _cache_bytes(batch, context) > MOST_BYTES:
+            if cache_bytes(batch, context) > MOST_BYTES:
                 continue
             calls = cache(partial(_decode_calls, batch, context))  # made only when the first subject is timed
             for name in (*DECODE, *OTHER_DECODE, "torch SDPA", "FlashInfer"):
                 # The caches of these subjects are generated in float32.
-                if name in OTHER_DECODE and _cache_bytes(batch, context) > MOST_BYTES // 4:
+                if name in OTHER_DECODE and cache_bytes(batch, context) > MOST_BYTES // 4:
                     continue
                 named = {"subject": name, "batch": batch, "context": context}
                 yield from cases.run(named, partial(_time_decode, name, calls, batch, context))
 
 
-def _cache_bytes(batch: int, context: int) -> int:
-    """Return the bytes of keys and values of `batch` sequences of `context` tokens in 16 bits."""
+def cache_bytes(batch: int, context: int) -> int:
+    """Return the bytes of keys and values in bfloat16 of `batch` sequences with `context` tokens each."""
     return batch * context * KV_HEADS * HEAD_DIM * 2 * 2
 
 
 def _decode_calls(batch: int, context: int) -> list[Call]:
     """Return decode calls with random inputs, as many layers as exceed the GPU's cache, so that reads are cold."""
-    layers = max(1, min(64, COLD_BYTES // _cache_bytes(batch, context)))
+    layers = max(1, min(64, COLD_BYTES // cache_bytes(batch, context)))
     return [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
 
 
@@ -185,7 +185,7 @@ def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context
     milliseconds = timing.median / layers
     yield {
         "microseconds_per_layer": milliseconds * 1e3,
-        "cache_gb_per_second": _cache_bytes(batch, context) / OTHER_DECODE.get(name, 1) / milliseconds / 1e6,
+        "cache_gb_per_second": cache_bytes(batch, context) / OTHER_DECODE.get(name, 1) / milliseconds / 1e6,
         "spread": timing.spread,
         **({"support": support(calls()[0].with_normalizer(name))} if name == "entmax" else {}),
     }
@@ -207,7 +207,7 @@ def _time_question(name: str) -> Iterator[dict[str, Any]]:
     timing = time_call(_over([make_call(name, (QUESTION,), spread=SPREAD)]))
     yield {
         "milliseconds": timing.median,
-        "cache_gb_per_second": _cache_bytes(1, sum(QUESTION)) / timing.median / 1e6,
+        "cache_gb_per_second": cache_bytes(1, sum(QUESTION)) / timing.median / 1e6,
         "spread": timing.spread,
     }
 
@@ -217,13 +217,13 @@ def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
     normalizer = "entmax" if name == NEAR_KEYS else name
     call = make_call("softmax", ((0, length),), spread=SPREAD, alibi=name == NEAR_KEYS).with_normalizer(normalizer)
     if name in SDPA_BACKENDS:
-        subject = _sdpa_prefill(length, SDPA_BACKENDS[name])
+        subject = sdpa_prefill(length, SDPA_BACKENDS[name])
     elif name in (*PREFILL, NEAR_KEYS):
         subject = _over([call])
     else:
         if find_spec(name.lower()) is None:
             return
-        subject = _flashinfer_prefill(length) if name == "FlashInfer" else _adasplash(length)
+        subject = _flashinfer_prefill(length) if name == "FlashInfer" else adasplash_prefill(length)
     timing = time_call(subject, graph=name not in ("FlashInfer", "AdaSplash"))
     yield {
         "milliseconds": timing.median,
@@ -308,12 +308,11 @@ def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
     return step
 
 
-def _sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
-    """Return a function that runs a causal prompt by a backend of torch's SDPA."""
+def sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
+    """Return a function that computes causal attention of a random prompt of `length` tokens by a backend of torch."""
     query, key, value = _heads(1, length, HEADS), _heads(1, length, KV_HEADS), _heads(1, length, KV_HEADS)
 
     def step(grouped: bool = True) -> None:
-        """Compute the prompt once; `grouped` lets SDPA share KV heads among query heads."""
         with sdpa_kernel(backend):
             functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
@@ -354,8 +353,8 @@ def _flashinfer_prefill(length: int) -> Callable[[], Any]:
     return lambda: flashinfer.single_prefill_with_kv_cache(query, key, value, causal=True)
 
 
-def _adasplash(length: int) -> Callable[[], Any]:
-    """Return a function that runs a causal prompt by AdaSplash, entmax of alpha 1.5."""
+def adasplash_prefill(length: int) -> Callable[[], Any]:
+    """Return a function that computes causal entmax 1.5 of a random prompt of `length` tokens by AdaSplash."""
     from adasplash import adasplash
 
     # AdaSplash has no groups of heads, so every query head has keys and values of its own.

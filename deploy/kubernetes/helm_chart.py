@@ -1,6 +1,6 @@
 """Write the Helm chart `deploy/helm/sharp` from the kustomize base and its components.
 
-Run `.venv/bin/python deploy/kubernetes/helm_chart.py` after a change of the manifests. The script renders the base with
+Run `.venv/bin/python -m deploy.kubernetes.helm_chart` after a change of the manifests. The script renders the base with
 combinations of components by `kubectl kustomize`, and merges the results: a part that some combinations lack stands in
 the chart under an `if` over the values that choose these combinations. A test compares the written chart, and renders
 the chart by Helm beside kustomize.
@@ -17,84 +17,48 @@ from typing import Any
 
 import yaml
 
+from deploy.kubernetes.helm_values import (
+    ADDED,
+    BY_KEY,
+    BY_TEXT,
+    CHOICES,
+    IMAGES,
+    NAMESPACE,
+    RELEASE,
+    REPLACED,
+    Variant,
+)
+
 FOLDER = Path(__file__).resolve().parent
 CHART = FOLDER.parent / "helm" / "sharp"
 HEAD = "{{- /* Written by deploy/kubernetes/helm_chart.py; do not edit. */ -}}\n"
-RELEASE = "RELEASE"  # stands for the name of the release while kustomize renders
-# The value of the chart for each choice, and the components of each option.
-CHOICES: dict[str, dict[Any, list[str]]] = {
-    "hardware": {"cpu": ["cpu"], "nvidia-gpu": ["nvidia-gpu"], "nvidia-mig": ["nvidia-gpu", "nvidia-mig"]},
-    "model.from": {name: [f"model-from-{name}"] for name in ("pvc", "image", "url", "hub")},
-    "monitoring.enabled": {False: [], True: ["monitoring"]},
-    "autoscaling.by": {"none": [], "hpa": ["autoscale-hpa"], "keda": ["autoscale-keda"]},
-    "tls.enabled": {False: [], True: ["tls"]},
-}
-Variant = dict[str, Any]
-# Scalars of the manifests that are values of the chart: by their key, and by their text.
-BY_KEY = {
-    "MODEL_URL": "model.url",
-    "MODEL_SHA256": "model.sha256",
-    "MODEL_ID": "model.id",
-    "MODEL_OPTIONS": "model.options",
-    "minReplicas": "autoscaling.min",
-    "minReplicaCount": "autoscaling.min",
-    "maxReplicas": "autoscaling.max",
-    "maxReplicaCount": "autoscaling.max",
-    "serverAddress": "autoscaling.prometheus",
-}
-BY_TEXT = {
-    "sharp-tokens": "auth.existingSecret",
-    "sharp-tls": "tls.existingSecret",
-    "sharp-model": "model.existingClaim",
-    "sharp-cache": "model.existingCacheClaim",
-    "sharp-hub": "model.existingHubSecret",
-}
-IMAGES = {"sharp": "image", "sharp-model": "model.image", "sharp-export": "model.exportImage"}
-POD = ("Deployment", "spec", "template", "spec")
-SERVER = (*POD, "containers", "server")
-# Parts that a value of the chart replaces as a whole.
-REPLACED = {
-    (*SERVER, "resources"): "resources",
-    (*POD, "nodeSelector"): "nodeSelector",
-    (*POD, "tolerations"): "tolerations",
-}
-# Lines at the end of a part of the Deployment.
-ADDED = {
-    ("Deployment", "spec", "template", "metadata"): [
-        "annotations:",
-        '  checksum/settings: {{ list .Chart.Version (omit .Values "replicas" "autoscaling") | toJson | sha256sum }}',
-    ],
-    ("Deployment", "spec", "template", "metadata", "labels"): [
-        "{{- with .Values.model.version }}",
-        "sharp-model-version: {{ . | quote }}",
-        "{{- end }}",
-    ],
-    (*SERVER, "env"): [
-        "{{- range $name, $value := .Values.settings }}",
-        "- name: {{ $name }}",
-        "  value: {{ $value | quote }}",
-        "{{- end }}",
-    ],
-}
 PLAIN = re.compile(r"(?!(true|false|yes|no|on|off|null|y|n)$)[A-Za-z/][\w./@-]*", re.I)
 
 
 def variants() -> list[Variant]:
-    """Return the variants that are rendered: all of hardware, model and TLS, and all of operation with one model."""
+    """Return the variants that are rendered: all of hardware, model and TLS, and all of operation with one model.
+
+    No variant has TLS and a pool, because gateways speak plain HTTP to the pool.
+    """
     names = list(CHOICES)
     whole = (dict(zip(names, options, strict=True)) for options in itertools.product(*CHOICES.values()))
     return [
         variant
         for variant in whole
-        if (not variant["monitoring.enabled"] and variant["autoscaling.by"] == "none")
+        if not (variant["tls.enabled"] and variant["inferencePool.enabled"])
+        if not (
+            variant["monitoring.enabled"] or variant["inferencePool.enabled"] or variant["autoscaling.by"] != "none"
+        )
         or (variant["model.from"], variant["hardware"]) == ("pvc", "cpu")
     ]
 
 
 def files() -> dict[str, Path]:
     """Return the files that the chart holds as links, by their names in the chart's folder `files`."""
-    found = [*(FOLDER.parent / "grafana").glob("*.json"), *FOLDER.glob("components/model-from-*/*.py")]
-    return {path.name: path for path in sorted([*found, FOLDER / "components" / "monitoring" / "prometheus-rule.yaml"])}
+    parts = FOLDER / "components"
+    found = [*(FOLDER.parent / "grafana").glob("*.json"), *parts.glob("model-from-*/*.py")]
+    found += [parts / "monitoring" / "prometheus-rule.yaml", parts / "inference-pool" / "endpoint-picker.yaml"]
+    return {path.name: path for path in sorted(found)}
 
 
 def render(chosen: list[Variant]) -> list[list[dict[str, Any]]]:
@@ -119,17 +83,22 @@ def render(chosen: list[Variant]) -> list[list[dict[str, Any]]]:
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: list[list[dict[str, Any]]] = [[] for _ in chosen]
     for document in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        number = int(document["metadata"].pop("namespace").rpartition("-")[2])
-        found[number].append(without_hashes(document))
+        namespace = document["metadata"].pop("namespace")
+        found[int(namespace.rpartition("-")[2])].append(general(document, namespace))
     return found
 
 
-def without_hashes(part: Any) -> Any:
-    """Return a copy of a document in which names of generated ConfigMaps have no hash of their content."""
+def general(part: Any, namespace: str) -> Any:
+    """Return a copy of a document without what only this rendering has.
+
+    Names of generated ConfigMaps have no hash of their content. NAMESPACE stands for the variant's `namespace`.
+    """
     if isinstance(part, dict):
-        return {key: without_hashes(value) for key, value in part.items()}
+        return {key: general(value, namespace) for key, value in part.items()}
     if isinstance(part, list):
-        return [without_hashes(value) for value in part]
+        return [general(value, namespace) for value in part]
+    if part == namespace:
+        return NAMESPACE
     if isinstance(part, str) and (found := re.fullmatch(rf"({RELEASE}-sharp(?:-[a-z]+)*)-[a-z0-9]{{10}}", part)):
         return found[1]
     return part
@@ -233,34 +202,38 @@ class Merger:
 
         `path` are the keys down to the value, the last of which is `key`.
         """
-        if path == ("Deployment", "spec", "replicas"):
+        if path == ("Deployment/sharp", "spec", "replicas"):
             return "{{ .Values.replicas }}"
         if key in BY_KEY:
             return f"{{{{ .Values.{BY_KEY[key]} | toJson }}}}"
+        if value == NAMESPACE:
+            return "{{ .Release.Namespace }}"
         if not isinstance(value, str):
-            return json.dumps(value)
+            return json.dumps(value).replace(RELEASE, "{{ .Release.Name }}")
         if value in BY_TEXT:
             return f"{{{{ .Values.{BY_TEXT[value]} }}}}"
         if value in self._files:
             return f'{{{{ .Files.Get "files/{self._files[value]}" | toJson }}}}'
-        if key == "image":
+        if key == "image" or path[-2:] == ("image", "reference"):
             name, _, tag = value.partition(":")
             place = f".Values.{IMAGES[name]}"
-            return f'"{{{{ {place}.repository }}}}:{{{{ {place}.tag | default "{tag}" }}}}"'
+            version = f'{{{{ with {place}.digest }}}}@{{{{ . }}}}{{{{ else }}}}:{{{{ {place}.tag | default "{tag}" }}}}'
+            return f'"{{{{ {place}.repository }}}}{version}{{{{ end }}}}"'
         text = value if PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
         text = text.replace("{{", '{{ "{{" }}').replace(RELEASE, "{{ .Release.Name }}")
         return text.replace('namespace=\\"sharp\\"', 'namespace=\\"{{ .Release.Namespace }}\\"')
 
     def document(self, nodes: Mapping[int, Any]) -> list[str]:
         """Return the YAML lines of a document; `nodes` has it for each variant that has it, by the variant's number."""
-        kind = next(iter(nodes.values()))["kind"]
+        first = next(iter(nodes.values()))
+        kind, name = first["kind"], first["metadata"]["name"].removeprefix(f"{RELEASE}-")
         bodies = dict(nodes)
         spec: list[str] = []
         if kind == "PrometheusRule":
             bodies = {number: {key: body[key] for key in body if key != "spec"} for number, body in nodes.items()}
             spec = ['spec: {{- (.Files.Get "files/prometheus-rule.yaml" | fromYaml).spec | toYaml | nindent 2 }}']
-        lines = [*self.mapping(bodies, (kind,)), *spec]
-        shared = kind == "PrometheusRule" or "dashboard" in next(iter(nodes.values()))["metadata"]["name"]
+        lines = [*self.mapping(bodies, (f"{kind}/{name}",)), *spec]
+        shared = kind == "PrometheusRule" or "dashboard" in name
         if len(nodes) < len(self._variants):
             chosen = self.condition(set(nodes), set(range(len(self._variants))))
             chosen = f"and ({chosen}) .Values.monitoring.rules" if shared else chosen

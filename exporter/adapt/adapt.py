@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,16 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from sharp.core.errors import InputError
-from sharp.exporter.adapt.budget import WINDOWS_VERSION, choose_recipe, measured_length
+from sharp.exporter.adapt.budget import WINDOWS_VERSION, Plan, Planner
 from sharp.exporter.adapt.calibration import Calibration, calibrate, check_calibrated, start_from
-from sharp.exporter.adapt.figures import (
-    token_losses,
-    windows_of,
+from sharp.exporter.adapt.figures import token_losses, windows_of
+from sharp.exporter.adapt.measurement import (
+    Before,
+    Measured,
+    Phase,
+    Texts,
+    check_complete,
+    measure_before,
+    measure_student,
+    read_before,
 )
-from sharp.exporter.adapt.measurement import Measured, Phase, measure_before, measure_student
 from sharp.exporter.adapt.output import check_output, write_model
 from sharp.exporter.adapt.processes import Processes, join
-from sharp.exporter.adapt.recipe import Recipe
+from sharp.exporter.adapt.rates import EVALUATION_WINDOWS, SPEED_STEPS, evaluated_every, measure_rates
+from sharp.exporter.adapt.recipe import Recipe, fastest_dtype
 from sharp.exporter.adapt.settings import AdaptSettings
 from sharp.exporter.adapt.state import read_state, state_of
 from sharp.exporter.adapt.student import Student, check_norm, make_student
@@ -35,8 +41,6 @@ from sharp.exporter.staging import held
 from sharp.exporter.verification.perplexity import perplexity
 from sharp.models.norms import get_norm
 from sharp.models.tasks.scoring import memory_of
-
-EVALUATIONS = 10  # evaluations on the held-out text during training
 
 
 def no_phase(_name: str, _steps: int) -> Callable[[], None]:
@@ -51,6 +55,8 @@ def adapt(
     phase: Phase = no_phase,
     on_step: Callable[[Progress, float | None], None] = lambda _progress, _perplexity: None,
     stop_after: int | None = None,
+    on_plan: Callable[[Plan], None] = lambda _plan: None,
+    began: float | None = None,
 ) -> Measured | None:
     """Adapt the checkpoint at `path` to another norm and write it to `folder`, which must be empty or not exist.
 
@@ -66,6 +72,8 @@ def adapt(
         on_step: called after every training step with the `Progress` and the perplexity on the held-out text, which is
             None except about ten times in a run, and always in other processes than the first.
         stop_after: ends the run after this step, as if it had been killed.
+        on_plan: called with the plan of the run once its speed is measured, but not when a training is resumed.
+        began: when the command began, from which the budget counts, on the clock `time.monotonic`; None: now.
 
     Returns:
         The report, the content of report.json; None if the run ended early, and in all processes of torchrun but the
@@ -74,13 +82,15 @@ def adapt(
     Raises:
         NotFoundError: the checkpoint or a text does not exist.
         InputError: the checkpoint, the text or a setting cannot be used; `folder` is not empty or not writable; its
-            ".partial" folder holds a run with other settings or something else; or memory is short.
+            ".partial" folder holds a run with other settings or something else; the budget is too small; or memory is
+            short.
         SharpError: the loss is no longer finite, or the result cannot be written.
     """
+    began = time.monotonic() if began is None else began
     if not isinstance(path, Path | str):
         raise InputError(
             f"sharp.adapt takes the path of a Hugging Face folder or a .gguf file, not {type(path).__name__}; for a "
-            "module of your own there is sharp.adapt_module, see docs/your-own-model.md"
+            "module of your own there is sharp.adapt_module, see sharp docs your-own-model"
         )
     path, folder = Path(path), Path(folder)
     check_adaptable(path)
@@ -93,40 +103,54 @@ def adapt(
     if settings.batch % processes.count:
         raise InputError(f"--batch is {settings.batch}, but must be a multiple of the {processes.count} processes")
     with held(work) if processes.first else nullcontext():
-        return _adapt(path, settings, folder, work, processes, device, phase, on_step, stop_after)
+        return _adapt(_Run(path, settings, folder, work, processes, device, phase, on_step, on_plan, stop_after, began))
 
 
-def _adapt(
-    path: Path,
-    settings: AdaptSettings,
-    folder: Path,
-    work: Path,
-    processes: Processes,
-    device: torch.device,
-    phase: Phase,
-    on_step: Callable[[Progress, float | None], None],
-    stop_after: int | None,
-) -> Measured | None:
+@dataclass(frozen=True)
+class _Run:
+    """The arguments of `adapt`, with the folder `work` of the run's state, the processes, and this one's device."""
+
+    path: Path
+    settings: AdaptSettings
+    folder: Path
+    work: Path
+    processes: Processes
+    device: torch.device
+    phase: Phase
+    on_step: Callable[[Progress, float | None], None]
+    on_plan: Callable[[Plan], None]
+    stop_after: int | None
+    began: float
+
+    @property
+    def spent(self) -> float:
+        """The seconds since the command began."""
+        return time.monotonic() - self.began
+
+
+def _adapt(run: _Run) -> Measured | None:
     """Run `adapt` after its checks, with the lock of the folder `work` for the state of the run."""
-    phase("Reading the checkpoint", 1)
-    student = _open_student(path, settings)
-    _check_memory(student, device)
-    phase("Reading the text", 1)
-    text, unlike = training_text(settings, student), unlike_text(settings, student)
-    nn.Module.to(student.model, device)
+    run.phase("Reading the checkpoint", 1)
+    began = time.monotonic()
+    student = _open_student(run.path, run.settings)
+    reading = time.monotonic() - began
+    _check_memory(student, run.device)
+    run.phase("Reading the text", 1)
+    text, unlike = training_text(run.settings, student), unlike_text(run.settings, student)
+    nn.Module.to(student.model, run.device)
     try:
-        found = _distil(student, settings, text, unlike, work, processes, phase, on_step, stop_after)
+        found = _distil(run, student, text, unlike[1], reading)
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when CPU memory is short
-        said = memory_error(error, Recipe(1, settings.length, settings.batch))
+        said = memory_error(error, Recipe(1, run.settings.length, run.settings.batch))
         if said is error:
             raise
         raise said from error
     if found is None:
         return None
-    report = _report(path, settings, found, text, unlike[0], str(device), processes.count)
-    phase("Writing the model", 1)
-    write_model(found.student, settings, path, folder.resolve(), report, phase)
-    shutil.rmtree(work, ignore_errors=True)
+    report = _report(run, found, text, unlike[0])
+    run.phase("Writing the model", 1)
+    write_model(found.student, run.settings, run.path, run.folder.resolve(), report, run.phase)
+    shutil.rmtree(run.work, ignore_errors=True)
     return report
 
 
@@ -138,75 +162,98 @@ class _Distilled:
     recipe: Recipe
     calibration: Calibration | None
     seconds: float
-    before: Measured
+    before: Before
     after: Measured
 
 
-def _distil(
-    student: Student,
-    settings: AdaptSettings,
-    text: TrainingText,
-    unlike: tuple[str, Tensor],
-    work: Path,
-    processes: Processes,
-    phase: Phase,
-    on_step: Callable[[Progress, float | None], None],
-    stop_after: int | None,
-) -> _Distilled | None:
-    """Measure, calibrate and train the student, or continue the run whose state is in `work`; then measure again.
+def _distil(run: _Run, student: Student, text: TrainingText, unlike: Tensor, reading: float) -> _Distilled | None:
+    """Plan, measure, calibrate and train the student, or continue the run whose state is saved; then measure again.
 
-    Return None if the run ended early, and in all processes but the first.
+    `reading` is the time in seconds that reading the model took. Return None if the run ended early, and in all
+    processes but the first.
     """
-    config = student.decoder.config
-    identity = _identity(student, settings, text, unlike[1], processes.count)
-    state = state_of(work, identity)
-    recipe = state.recipe if state is not None else choose_recipe(settings, student, text, processes)
-    work.mkdir(parents=True, exist_ok=True)
-    longest = settings.measure_length or measured_length(
-        recipe, config.max_context, (len(text.held_out), len(unlike[1]))
-    )
-    measure = partial(measure_student, student, settings.length, min(config.max_context, longest), text, unlike)
-    of_run = f"{identity} {longest}"
-    before = measure_before(work, of_run, student, measure, phase, state is None) if processes.first else {}
+    settings, processes, config = run.settings, run.processes, student.decoder.config
+    identity = _identity(student, settings, text, unlike, processes.count)
+    state, before = state_of(run.work, identity), read_before(run.work, identity)
+    texts: Texts = {"held_out": text.held_out, "unlike": unlike}
+    if state is None:
+        planner = _planner(run, student, text, texts, reading)
+        plan = planner.plan(run.spent, before)
+        run.on_plan(plan)
+        before = before or Before(plan.measures)
+    elif processes.first:
+        before = check_complete(before, run.work)
+    run.work.mkdir(parents=True, exist_ok=True)
+    if processes.first:
+        before = measure_before(run.work, identity, before, student, texts, run.phase)
     began, calibration = time.monotonic(), None
     if settings.calibrate != "no":
-        advance = phase("Calibrating the heads", config.layers)
+        advance = run.phase("Calibrating the heads", config.layers)
         calibration = calibrate(student, text.train, settings.max_error, advance)
         student = start_from(student, calibration)
     seconds = time.monotonic() - began
+    if state is None:
+        tokens = planner.tokens_after(plan, run.spent, before)
+        recipe = planner.recipe(int(processes.of_first(tokens)))
+    else:
+        recipe = state.recipe
     if recipe.steps:
-        done = 0 if state is None else state.step
-        going_on = f", of which {done} are done" if done else ""
-        advance = phase(
-            f"Training {recipe.steps} steps of {settings.length * settings.batch} tokens{going_on}", recipe.steps
-        )
-        for _ in range(done):
-            advance()
-        windows = windows_of(text.held_out, settings.length, 4)
-        every = max(1, recipe.steps // EVALUATIONS)
-
-        def after(progress: Progress) -> None:
-            """Report a training step, with the student's perplexity every `every` steps."""
-            advance()
-            measured = processes.first and (progress.step % every == 0 or progress.step == recipe.steps)
-            on_step(progress, perplexity(token_losses(student, windows)) if measured else None)
-
-        train(student, text.train, recipe, work, identity, after, stop_after, processes)
-    if not processes.first or (stop_after is not None and stop_after < recipe.steps):
+        _train(run, student, text, recipe, identity, 0 if state is None else state.step)
+    if not processes.first or (run.stop_after is not None and run.stop_after < recipe.steps):
         return None
-    final = read_state(work)
+    final = read_state(run.work)
     seconds += 0.0 if final is None else final.seconds
-    return _Distilled(student, recipe, calibration, seconds, before, measure(phase("Measuring the student", 16)))
+    after = measure_student(student, before.measures, texts, run.phase, "Measuring the student")
+    return _Distilled(student, recipe, calibration, seconds, before, after)
 
 
-def _report(
-    path: Path, settings: AdaptSettings, found: _Distilled, text: TrainingText, unlike: str, device: str, processes: int
-) -> Measured:
+def _planner(run: _Run, student: Student, text: TrainingText, texts: Texts, reading: float) -> Planner:
+    """Measure the speed of the run, and return what plans it. Writing is expected to take as long as reading did."""
+    settings, processes = run.settings, run.processes
+    fast = processes.of_first(fastest_dtype(next(student.model.parameters()).device) == "bfloat16")
+    dtype = ("bfloat16" if fast else "float32") if settings.dtype == "auto" else settings.dtype
+    trained = None if settings.calibrate == "only" else dtype
+    advance = run.phase("Measuring the speed", SPEED_STEPS)
+    batch = settings.batch // processes.count
+    return Planner(
+        settings,
+        measure_rates(student, text.train, batch, settings.length, trained, advance),
+        student.decoder.config.max_context,
+        tuple(texts.values()),
+        len(text.train),
+        student.described.scheme.normalizer,
+        dtype,
+        processes.count,
+        writing=reading,
+    )
+
+
+def _train(run: _Run, student: Student, text: TrainingText, recipe: Recipe, identity: str, done: int) -> None:
+    """Train the student, with progress and evaluations; `done` steps of the recipe are done."""
+    going_on = f", of which {done} are done" if done else ""
+    advance = run.phase(
+        f"Training {recipe.steps} steps of {recipe.length * recipe.batch} tokens{going_on}", recipe.steps
+    )
+    for _ in range(done):
+        advance()
+    windows = windows_of(text.held_out, recipe.length, EVALUATION_WINDOWS)
+    every = evaluated_every(recipe.steps)
+
+    def after(progress: Progress) -> None:
+        advance()
+        measured = run.processes.first and (progress.step % every == 0 or progress.step == recipe.steps)
+        run.on_step(progress, perplexity(token_losses(student, windows)) if measured else None)
+
+    train(student, text.train, recipe, run.work, identity, after, run.stop_after, run.processes)
+
+
+def _report(run: _Run, found: _Distilled, text: TrainingText, unlike: str) -> Measured:
     """Return the content of report.json; `unlike` is the name of the text unlike the training text."""
+    settings = run.settings
     student, calibration = found.student, found.calibration
     return {
         "teacher": {
-            "name": path.resolve().name,
+            "name": run.path.resolve().name,
             "architecture": type(student.model).__name__,
             "sha256": student.opened.sha256,
         },
@@ -218,10 +265,11 @@ def _report(
         "unlike": unlike,
         "seconds": round(found.seconds, 1),
         "calibration": None if calibration is None else asdict(calibration) | {"kept_share": calibration.kept_share},
-        "device": device,
-        "processes": processes,
+        "device": str(run.device),
+        "processes": run.processes.count,
         "versions": {name: version(name) for name in ("torch", "transformers", "peft", "sharp-attention")},
-        **found.before,
+        "teacher_figures": found.before.teacher,
+        "raw": found.before.raw,
         "student": found.after,
     }
 

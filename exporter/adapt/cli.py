@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ from sharp.core.errors import InputError
 from sharp.core.table import Table
 from sharp.exporter.checkpoints.path_checks import check_adaptable
 from sharp.exporter.ignore_key import ignore_key_option
+from sharp.exporter.phases import PhaseLines
 from sharp.models.norms import get_norm
 
 if TYPE_CHECKING:  # importing torch and transformers takes seconds, which --help and wrong options should not
+    from sharp.exporter.adapt.budget import Plan
     from sharp.exporter.adapt.training import Progress
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -66,7 +69,7 @@ GROUPS = {
     "adapt",
     cls=SharpCommand,
     groups=GROUPS,
-    epilog="See also: docs/adapt.md, docs/tutorials/sparse-model.md, sharp export.",
+    epilog="See also: sharp docs adapt, sharp docs tutorials/sparse-model, sharp export.",
 )
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
@@ -110,7 +113,8 @@ GROUPS = {
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Stop training after this time, such as 90s, 20m or 1.5h. The time of measuring is not included.",
+    help="Wall time of the whole command, such as 90s, 20m or 1.5h: training and measuring get as much of it as "
+    "reading and writing leave. A resumed training does the steps that it was planned with.",
 )
 @click.option(
     "--batch", type=int, default=1, show_default=True, help="Sequences of a training step, over all processes."
@@ -222,6 +226,7 @@ def adapt(
     MODEL is a Hugging Face folder or a .gguf file of a causal language model. The result is a Hugging Face folder with
     a report, which sharp-export can export. An interrupted run goes on when the same command is typed again.
     """
+    began = time.monotonic()
     exit_on_terminate()
     get_norm(norm)  # a wrong name or file is refused before imports that take seconds
     check_adaptable(model)
@@ -232,14 +237,19 @@ def adapt(
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(SpinnerColumn(), *columns, console=console, disable=not console.is_terminal) as bars:
-        starting = bars.add_task("Loading PyTorch", total=None)
+        lines = PhaseLines(console, began)
 
         def phase(name: str, steps: int) -> Callable[[], None]:
             """Begin a progress bar of `steps` steps, and return the function to call after each step."""
             if not console.is_terminal:
-                console.print(name, highlight=False)
+                return lines(name, steps)
+            for before in bars.tasks:
+                bars.update(before.id, completed=before.total)
             task = bars.add_task(name, total=steps)
             return lambda: bars.advance(task)
+
+        def on_plan(plan: "Plan") -> None:
+            bars.console.print(plan_line(plan, seconds), highlight=False, soft_wrap=True)
 
         def on_step(progress: "Progress", perplexity: float | None) -> None:
             """Print loss, KL, held-out perplexity and remaining time of a step whose perplexity was measured."""
@@ -247,15 +257,15 @@ def adapt(
                 left = progress.seconds / progress.step * (progress.steps - progress.step)
                 bars.console.print(
                     f"step {progress.step} of {progress.steps}: loss {progress.loss:.3f}, "
-                    f"KL {progress.divergence:.3f}, held-out perplexity {perplexity:.2f}, {left / 60:.1f} minutes left",
+                    f"KL {progress.divergence:.3f}, held-out perplexity {perplexity:.2f}, {time_of(left)} left",
                     highlight=False,
                 )
 
+        phase("Loading PyTorch", 1)
         from sharp.exporter.adapt.adapt import adapt as run
         from sharp.exporter.adapt.settings import AdaptSettings
         from sharp.exporter.sources.norm_options import NormOptions
 
-        bars.remove_task(starting)
         settings = AdaptSettings(
             norm=norm,
             norm_options=NormOptions(alpha=alpha, temperature_coefficients=temperature_coefficients),
@@ -278,13 +288,26 @@ def adapt(
             calibrate=calibrate,
             max_error=max_error,
         )
-        report = run(model, settings, folder, phase, on_step)
+        report = run(model, settings, folder, phase, on_step, on_plan=on_plan, began=began)
     if report is not None and not quiet:
-        _print(report, folder)
+        _print(report, folder, time.monotonic() - began)
 
 
-def _print(report: dict[str, Any], folder: Path) -> None:
-    """Print the table of the figures, the folder and the next command."""
+def time_of(seconds: float) -> str:
+    """Return a time for people: in seconds below two minutes, else in minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} minutes"
+
+
+def plan_line(plan: "Plan", budget: float | None) -> str:
+    """Return the sentence that says what a run will do and how long each phase will take."""
+    phases = ", ".join(f"{name} {time_of(seconds)}" for name, seconds in plan.seconds.items())
+    of_budget = "" if budget is None else f" of the budget of {time_of(budget)}"
+    tokens = f"{plan.recipe.tokens:,} tokens in {plan.recipe.steps:,} steps" if plan.recipe.steps else "no training"
+    return f"Plan: {tokens}, about {time_of(sum(plan.seconds.values()))}{of_budget}: {phases}"
+
+
+def _print(report: dict[str, Any], folder: Path, seconds: float) -> None:
+    """Print the table of the figures, the folder, the seconds that the command took, and the next command."""
     from sharp.exporter.adapt.report import tables
 
     found = tables(report)[0]
@@ -295,5 +318,6 @@ def _print(report: dict[str, Any], folder: Path) -> None:
         table.add_row(*row)
     out = Console(highlight=False)
     out.print(table)
-    out.print(f"The model is in {folder}, with report.md and report.html.", soft_wrap=True, markup=False)
+    said = f"The model is in {folder}, with report.md and report.html. It took {time_of(seconds)}."
+    out.print(said, soft_wrap=True, markup=False)
     out.print(f"Next: sharp-export {folder}", soft_wrap=True, markup=False)

@@ -17,6 +17,7 @@ from sharp.models.norms import get_norm
 from sharp.plugins.op.torch_normalizers import attention_weights, entropy
 
 WINDOWS = 6  # most windows of a text
+TRIALS = 4  # prompts for each length and depth of a needle
 HEAD_TOKENS = 512
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WORDS = (" apple", " river", " table", " music", " winter", " silver", " garden", " doctor", " bridge", " yellow")
@@ -26,9 +27,16 @@ NEEDLE = "The secret word is{word}. "
 QUESTION = "\nQuestion: What is the secret word?\nAnswer: The secret word is"
 
 
+def no_progress() -> None:
+    """Do nothing. This is the function to call after each step for a caller that shows no progress."""
+
+
 @torch.no_grad()
-def token_losses(student: Student, windows: Tensor) -> Tensor:
-    """Return the cross entropies in nats, float32 [windows, length - 1] on the CPU, of ids int64 [windows, length]."""
+def token_losses(student: Student, windows: Tensor, on_window: Callable[[], None] = no_progress) -> Tensor:
+    """Return the cross entropies in nats, float32 [windows, length - 1] on the CPU, of ids int64 [windows, length].
+
+    `on_window` is called after each window.
+    """
     device = next(student.model.parameters()).device
     losses = []
     for window in windows.split(1):
@@ -40,6 +48,7 @@ def token_losses(student: Student, windows: Tensor) -> Tensor:
                 [functional.cross_entropy(student.decoder.logits(a).float(), b, reduction="none") for a, b in parts]
             )
         )
+        on_window()
     return torch.stack(losses).cpu()
 
 
@@ -60,15 +69,25 @@ def by_position(losses: Tensor, start: int = 0) -> list[dict[str, float]]:
     return rows
 
 
-def along_context(student: Student, tokens: Tensor, usual: int, longest: int) -> list[dict[str, float]]:
+def context_windows(tokens: Tensor, usual: int, longest: int) -> list[Tensor]:
+    """Return the windows int64 [windows, length] at the beginning of a text int64 [n] for perplexities by position.
+
+    The first are up to two windows of `usual` tokens; the second, if the text goes on, is one of `longest` tokens.
+    """
+    found = [windows_of(tokens, min(usual, longest), 2)]
+    return found + ([windows_of(tokens, longest, 1)] if min(longest, len(tokens)) > usual else [])
+
+
+def along_context(
+    student: Student, tokens: Tensor, usual: int, longest: int, on_window: Callable[[], None] = no_progress
+) -> list[dict[str, float]]:
     """Return the rows of `by_position` for a text int64 [n], from windows at its beginning.
 
-    Positions up to `usual` are from up to two windows, later ones from one window of `longest` tokens.
+    Positions up to `usual` are from up to two windows, later ones from one window of `longest` tokens. `on_window` is
+    called after each window.
     """
-    rows = by_position(token_losses(student, windows_of(tokens, min(usual, longest), 2)))
-    if min(longest, len(tokens)) > usual:
-        rows += by_position(token_losses(student, windows_of(tokens, longest, 1)), usual - 1)
-    return rows
+    losses = [token_losses(student, windows, on_window) for windows in context_windows(tokens, usual, longest)]
+    return by_position(losses[0]) + (by_position(losses[1], usual - 1) if len(losses) > 1 else [])
 
 
 def windows_of(tokens: Tensor, length: int, most: int = WINDOWS) -> Tensor:
@@ -180,7 +199,7 @@ def needle_lengths(context: int, length: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def retrieval(
-    student: Student, lengths: tuple[int, ...], on_step: Callable[[], None], trials: int = 4
+    student: Student, lengths: tuple[int, ...], on_step: Callable[[], None], trials: int = TRIALS
 ) -> list[dict[str, float]]:
     """Count how often the right word among eight is the likeliest, by length of the text and depth of the needle.
 

@@ -22,7 +22,7 @@ class AdaptSettings:
         held_out: a file of another text to measure on; None: Sharp's licence.
         length: the number of tokens of a training sequence.
         tokens: the most tokens to train on; at least one step is done.
-        budget: the most seconds of training; None: no limit.
+        budget: the seconds that the whole command may take, with reading, measuring and writing; None: no limit.
         batch: the number of sequences of a step, over all processes.
         rank: the rank of the adapters of the projections.
         layers: the first and the last layer whose projections are adapted, both 0-based and included; None: all.
@@ -33,7 +33,8 @@ class AdaptSettings:
             for it.
         keep_adapter: write the adapters, too, in peft's format.
         measure_length: the longest context of the perplexities by position; None: the model's context, or less if
-            measuring would take more than two fifths of the training time, but at least four times `length`.
+            measuring would take more than two fifths of the training time, but at least four times `length`. A budget
+            may make it shorter.
         measure_speed: export teacher and student, and measure how fast both decode.
         calibrate: "first": every head starts with the parameters that change its output least (`calibration.py`);
             "only": the same without training; "no": heads start with the norm's start values.
@@ -80,6 +81,10 @@ class AdaptSettings:
             raise InputError(f"--measure-length is {self.measure_length}, but must be at least --length, {self.length}")
         if self.budget is not None and not 1 <= self.budget <= 10**7:
             raise InputError(f"--budget is {self.budget:g} seconds, but must be from 1 second to 100 days")
+        if self.budget is not None and self.measure_speed:
+            raise InputError(
+                "--measure-speed takes minutes that cannot be planned within --budget; leave out one of the two"
+            )
         if self.stage not in ("short", "long"):
             raise InputError(f"--stage is {self.stage!r}, but must be short or long")
         if self.calibrate not in ("no", "first", "only"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ LOGITS_ROWS = 128  # tokens whose logits exist at once; a whole sequence may nee
 MOST_LOGITS = 2**25
 SAVE_SECONDS = 30.0
 CHECKPOINTED_LENGTH = 2048  # sequences from this length recompute activations in the backward pass
-PROBE_STEPS = 2
+PROBE_STEPS, PROBE_SECONDS = 8, 1.0  # at most, to measure the speed
 
 
 @dataclass(frozen=True)
@@ -88,18 +89,20 @@ def _divergence(student: Student, rows: Tensor, right_rows: Tensor) -> Tensor:
 def seconds_per_token(student: Student, tokens: Tensor, batch: int, length: int, dtype: str) -> float:
     """Measure the seconds of training per token, for steps of `batch` sequences of `length` tokens.
 
-    `dtype` is a key of `DTYPES`. No parameter is changed; gradients are discarded.
+    The first step is not counted, because it is slower. The result is the mean of the others: of one step that takes
+    over a second, of several that are shorter. `dtype` is a key of `DTYPES`. No parameter is changed; gradients are
+    discarded.
     """
     recipe = Recipe(PROBE_STEPS, length, batch, dtype=dtype)
-    seconds = []
-    for step in range(PROBE_STEPS):
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < PROBE_STEPS and sum(seconds[1:]) < PROBE_SECONDS):
         began = time.monotonic()
         with on_the_path(student, 0.0):  # the share at which a step takes longest
-            train_step(student, batch_at(recipe, tokens, step), DTYPES[dtype])
+            train_step(student, batch_at(recipe, tokens, len(seconds)), DTYPES[dtype])
         seconds.append(time.monotonic() - began)
         for parameter in student.learned().values():
             parameter.grad = None
-    return min(seconds) / (batch * length)
+    return fmean(seconds[1:]) / (batch * length)
 
 
 def train_step(student: Student, input_ids: Tensor, dtype: torch.dtype = torch.float32) -> tuple[float, float]:

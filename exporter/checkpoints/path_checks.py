@@ -89,6 +89,6 @@ def check_adaptable(path: Path) -> None:
     if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
         raise InputError(
             f"{path} is no Hugging Face folder and no .gguf file, which is what sharp adapt takes; for a module of "
-            "your own there is sharp.adapt_module in Python, see docs/your-own-model.md"
+            "your own there is sharp.adapt_module in Python, see sharp docs your-own-model"
         )
     check_fits(path)

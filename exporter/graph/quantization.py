@@ -73,7 +73,6 @@ def quantize(folder: Path, quantization: Quantization, config: SharpConfig) -> N
         written = onnx.load(path, load_external_data=False)
         _append_shared(written.graph, shared)
         onnx.save(written, path)
-        path.with_name(DATA_FILE).chmod(path.stat().st_mode)  # onnx lets only the user read external data
         for name in (DATA_FILE, MODEL_FILE):
             (Path(staging) / name).replace(folder / name)
 

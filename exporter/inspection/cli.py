@@ -11,7 +11,9 @@ from sharp.exporter.checkpoints.path_checks import INSPECTED, check_exists, chec
 from sharp.exporter.ignore_key import ignore_key_option
 
 
-@click.command("inspect", cls=SharpCommand, epilog="See also: docs/inspect.md, docs/tutorials/dispersed-heads.md.")
+@click.command(
+    "inspect", cls=SharpCommand, epilog="See also: sharp docs inspect, sharp docs tutorials/dispersed-heads."
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--text", "file", type=click.Path(path_type=Path), metavar="FILE", help="The text to read, in UTF-8.")
 @click.option("--prompt", metavar="STRING", help="The text itself, in place of --text.")

@@ -45,7 +45,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 @click.command(
-    "evaluate", cls=SharpCommand, groups=GROUPS, epilog="See also: docs/evaluate.md, sharp adapt, sharp inspect."
+    "evaluate", cls=SharpCommand, groups=GROUPS, epilog="See also: sharp docs evaluate, sharp adapt, sharp inspect."
 )
 @click.argument("models", metavar="MODEL", nargs=-1, required=True)
 @click.option("--lengths", default="512,1k,2k,4k", show_default=True, help="Tokens of the documents; k is 1,024.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sharp.exporter.programs.foreign_files import EXPORT, MOST_BYTES, owner_of, pickle_names
 
-DOCUMENT = "docs/your-own-model.md"
+DOCUMENT = "sharp docs your-own-model"
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 # Names that transformers gives to the weights of its models.
 HUGGING_FACE = re.compile(

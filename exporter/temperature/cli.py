@@ -25,7 +25,7 @@ COMPARED_SAMPLES = 100
 @click.command(
     "fit-temperature",
     cls=SharpCommand,
-    epilog="See also: docs/norms/adaptive-temperature.md, sharp export --temperature-coefficients.",
+    epilog="See also: sharp docs norms/adaptive-temperature, sharp export --temperature-coefficients.",
     context_settings={"show_default": True},
 )
 @click.argument("checkpoint", type=click.Path(path_type=Path))

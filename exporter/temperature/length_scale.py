@@ -15,7 +15,7 @@ from sharp.exporter.ignore_key import ignore_key_option
 @click.command(
     "fit-length-scale",
     cls=SharpCommand,
-    epilog="See also: docs/norms/length-scales.md, sharp export --trained-norm.",
+    epilog="See also: sharp docs norms/length-scales, sharp export --trained-norm.",
     context_settings={"show_default": True},
 )
 @click.argument("checkpoint", type=click.Path(path_type=Path))

@@ -101,11 +101,12 @@ using namespace sharp::cuda;
 using sharp::check_sizes;
 using sharp::slots_of;
 
-SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes) {
+SHARP_EXPORT int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, int or_smaller, size_t* bytes) {
   return status_of([&] {
     check_sizes(*problem);
     const Call call = call_of(*problem);
-    *bytes = Workspace(*problem, call, plan(call).largest, nullptr).buffers.bytes();
+    const SharpPlan planned = plan(call);
+    *bytes = Workspace(*problem, call, or_smaller ? planned.largest : planned.scratch, nullptr).buffers.bytes();
   });
 }
 

@@ -18,20 +18,18 @@ from sharp.plugins.cuda.compiler import CAPABILITIES, TARGETS, Image, Specialize
 from sharp.plugins.cuda.package import write_package
 from sharp.plugins.op.attributes import NORMALIZERS
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 DTYPES = (
     *("float16", "bfloat16", "float32", "float32/float16", "float32/bfloat16"),
     *("float16/int8", "bfloat16/int8", "float32/int8"),
     *("float16/fp8", "bfloat16/fp8", "float32/fp8"),
 )
-# The types that the exporter writes for half-precision models, whose SharpAttention computes in float32.
-DEFAULT_DTYPES = {
-    "PagedAttention": ("float16", "bfloat16", "float16/int8", "bfloat16/int8"),
-    "SharpAttention": ("float32",),
-}
 FEATURES = ("plain", "alibi", "softcap", "alibi+softcap")
-DEFAULT_FEATURES = FEATURES[:-1]  # no known model has both slopes and a soft cap
+OPS = ("PagedAttention", "SharpAttention")
+# The default set serves the common models: half precision, no slopes or soft cap, a cache in blocks of 16. Servers
+# compile the kernels of other models when they start for the first time.
+DEFAULT_HEAD_DIMS = (64, 128)
+DEFAULT_DTYPES = ("float16", "bfloat16")
 PTX_TILES = 86  # PTX gets the tiles of the GPU with the least shared memory
 SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "ops")  # parameters that --model excludes
 
@@ -57,8 +55,8 @@ SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "o
     "targets",
     type=click.Choice([*map(str, CAPABILITIES), "ptx"]),
     multiple=True,
-    help="GPU by its compute capability (90 is 9.0), or ptx.  "
-    f"[default: {', '.join(map(str, TARGETS))} and ptx, which every GPU from 8.0 on can run]",
+    default=[*map(str, TARGETS)],
+    help="GPU by its compute capability (90 is 9.0), or ptx, which every GPU from 8.0 on translates.",
 )
 @click.option(
     "--normalizer",
@@ -67,7 +65,7 @@ SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "o
     multiple=True,
     help="Normalizer to compile.  [default: all]",
 )
-@click.option("--head-dim", "head_dims", type=click.IntRange(1, 256), multiple=True, default=HEAD_DIMS)
+@click.option("--head-dim", "head_dims", type=click.IntRange(1, 256), multiple=True, default=DEFAULT_HEAD_DIMS)
 @click.option(
     "--block-size",
     "block_sizes",
@@ -81,24 +79,24 @@ SELECTION = ("normalizers", "head_dims", "dtypes", "block_sizes", "features", "o
     "dtypes",
     type=click.Choice(DTYPES),
     multiple=True,
-    help="Type of queries and cache; A/B is A with a cache of B.  [default: float16 and bfloat16, also /int8; "
-    "float32 for SharpAttention]",
+    default=DEFAULT_DTYPES,
+    help="Type of queries and cache; A/B is A with a cache of B.",
 )
 @click.option(
     "--feature",
     "features",
     type=click.Choice(FEATURES),
     multiple=True,
-    default=DEFAULT_FEATURES,
+    default=FEATURES[:1],
     help="Features of attention that kernels are compiled with.",
 )
 @click.option(
     "--op",
     "ops",
-    type=click.Choice([*DEFAULT_DTYPES]),
+    type=click.Choice(OPS),
     multiple=True,
-    default=[*DEFAULT_DTYPES],
-    help="Op to compile; the server needs PagedAttention only.",
+    default=OPS[:1],
+    help="Op to compile: PagedAttention, which servers of generators need, or SharpAttention, without a cache.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Kernels to compile at a time.  [default: processors]")
 @click.option("--list", "only_list", is_flag=True, help="Name the kernels and compile nothing.")
@@ -125,7 +123,7 @@ def main(
     """
     from sharp.plugins.cuda.kernel_set import kernels_for, options_for, plan_constants
 
-    capabilities = [None if target == "ptx" else int(target) for target in targets or (*map(str, TARGETS), "ptx")]
+    capabilities = [None if target == "ptx" else int(target) for target in targets]
     if models:
         from sharp.plugins.cuda.model_kernels import options_of_model
 
@@ -138,9 +136,7 @@ def main(
         options = [
             option
             for op in dict.fromkeys(ops)
-            for option in options_for(
-                normalizers or NORMALIZERS, head_dims, dtypes or DEFAULT_DTYPES[op], features, op, block_sizes
-            )
+            for option in options_for(normalizers or NORMALIZERS, head_dims, dtypes, features, op, block_sizes)
         ]
     # Tiles differ between GPUs; PTX gets the tiles of the GPU with the least shared memory.
     work = [(kernel, goal) for goal in capabilities for kernel in kernels_for(options, goal or PTX_TILES)]

@@ -26,8 +26,9 @@ CAPABILITIES = tuple(sorted(MOST_SHARED))  # what kernels are compiled for
 # Machine code for these capabilities runs on later ones of the same major version, too: that of 100 on 103 (B300), that
 # of 120 on 121 (GB10). NVIDIA calls such targets sm_100f and sm_120f; Triton writes for sm_100a and sm_120a only.
 FAMILIES = (100, 120)
-# What `make kernels` compiles for by default. The other capabilities run code of these, but for 110, which runs PTX.
-TARGETS = (80, 86, 89, 90, 100, 120)
+# What `make kernels` compiles for by default. 87 and 89 run code for 86, and 103 and 121 that of their families; 110
+# runs none of it.
+TARGETS = (80, 86, 90, 100, 120)
 # The driver translates PTX for every other GPU from Ampere on. PTX for sm_80 is used, because what Triton writes for
 # sm_90 and above runs on that GPU only. Every driver that knows a GPU newer than ours reads PTX version 8.5.
 PTX_CAPABILITY, PTX_VERSION = 80, 85

@@ -101,16 +101,17 @@ class Library:
         except OSError as error:
             raise SharpError(f"{path} cannot be loaded: {error}") from error
         self._library.sharp_cuda_last_error.restype = c_char_p
-        self._library.sharp_cuda_workspace_bytes.argtypes = (POINTER(Problem), POINTER(c_size_t))
+        self._library.sharp_cuda_workspace_bytes.argtypes = (POINTER(Problem), c_int, POINTER(c_size_t))
         self._library.sharp_cuda_prepare.argtypes = (POINTER(Problem),)
         self._library.sharp_cuda_paged_attention.argtypes = (POINTER(Problem), c_void_p, c_void_p)
-        self._library.sharp_cuda_attention_workspace_bytes.argtypes = (POINTER(AttentionProblem), POINTER(c_size_t))
+        attention = (POINTER(AttentionProblem), c_int, POINTER(c_size_t))
+        self._library.sharp_cuda_attention_workspace_bytes.argtypes = attention
         self._library.sharp_cuda_prepare_attention.argtypes = (POINTER(AttentionProblem),)
         self._library.sharp_cuda_attention.argtypes = (POINTER(AttentionProblem), c_void_p, c_void_p)
         self._library.sharp_cuda_sample.argtypes = (POINTER(SamplingStruct), c_void_p)
 
-    def workspace_bytes(self, problem: Problem | AttentionProblem) -> int:
-        """Return the number of bytes of device memory that a call of this size, or any smaller one, needs.
+    def workspace_bytes(self, problem: Problem | AttentionProblem, *, or_smaller: bool = False) -> int:
+        """Return the number of bytes of device memory that a call of this size needs, or any smaller one as well.
 
         Raises:
             SharpError: the call is not valid, or the library lacks a kernel.
@@ -118,7 +119,7 @@ class Library:
         size = c_size_t()
         paged = isinstance(problem, Problem)
         ask = self._library.sharp_cuda_workspace_bytes if paged else self._library.sharp_cuda_attention_workspace_bytes
-        self._check(ask(byref(problem), byref(size)))
+        self._check(ask(byref(problem), or_smaller, byref(size)))
         return size.value
 
     def add_kernels(self, folder: Path) -> None:

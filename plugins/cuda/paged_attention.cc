@@ -6,12 +6,13 @@
 
 using namespace sharp::cuda;
 
-SHARP_EXPORT int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, size_t* bytes) {
+SHARP_EXPORT int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, int or_smaller, size_t* bytes) {
   return status_of([&] {
     check_call(*problem);
     const Call call{*problem};
+    const SharpPlan planned = plan(call);
     Buffers buffers(nullptr);
-    Scratch(buffers, plan(call).largest);
+    Scratch(buffers, or_smaller ? planned.largest : planned.scratch);
     *bytes = buffers.bytes();
   });
 }

@@ -51,9 +51,9 @@ typedef struct {
 
 enum { SHARP_SAMPLING_CANDIDATES = 4096 };
 
-/* Compute the bytes of device memory, aligned to 256, for calls with these types and attributes and with sizes up to
- * these. Buffers may be null. */
-int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, size_t* bytes);
+/* Compute the bytes of device memory, aligned to 256, for a call of this size or, if `or_smaller` is not 0, for every
+ * call with these types and attributes and with sizes up to these. Buffers may be null. */
+int sharp_cuda_workspace_bytes(const SharpPagedAttention* problem, int or_smaller, size_t* bytes);
 
 /* Load every kernel that such a call launches. Buffers may be null. */
 int sharp_cuda_prepare(const SharpPagedAttention* problem);
@@ -63,7 +63,7 @@ int sharp_cuda_prepare(const SharpPagedAttention* problem);
 int sharp_cuda_paged_attention(const SharpPagedAttention* problem, void* workspace, SharpStream stream);
 
 /* Workspace, loading and calls of SharpAttention. */
-int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, size_t* bytes);
+int sharp_cuda_attention_workspace_bytes(const SharpAttention* problem, int or_smaller, size_t* bytes);
 int sharp_cuda_prepare_attention(const SharpAttention* problem);
 int sharp_cuda_attention(const SharpAttention* problem, void* workspace, SharpStream stream);
 

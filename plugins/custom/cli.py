@@ -8,7 +8,7 @@ from sharp.core.cli import SharpCommand, status
 from sharp.core.errors import VerificationError
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/tutorials/own-normalizer.md, sharp export --norm.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs tutorials/own-normalizer, sharp export --norm.")
 @click.argument("file", type=click.Path(path_type=Path))
 def check_normalizer(file: Path) -> None:
     """Test the normalizer that a Python FILE defines: mask, huge logits, gradients, streaming, form in standard ops.

@@ -9,7 +9,7 @@ from sharp.core.cli import FailedVerification, SharpCommand, status
 from sharp.core.errors import InputError
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/how-to/gpu.md, docs/verification.md.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs how-to/gpu, sharp docs verification.")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every number.")
 def doctor(folder: Path | None, as_json: bool) -> None:

@@ -38,7 +38,7 @@ struct CudaAttentionKernel {
         context, Contiguous::kStats, {call.batch, call.q_heads, call.queries, int64_t{attributes.stats_columns}}));
     if (call.batch == 0) return;
     size_t bytes = 0;
-    library.check(library.attention_workspace_bytes(&call, &bytes));
+    library.check(library.attention_workspace_bytes(&call, false, &bytes));
     const Scratch workspace(context, context.GetInput(Contiguous::kQuery).GetTensorMemoryInfo(), bytes);
     library.check(library.attention(&call, workspace.get(), stream_of(context)));
   }

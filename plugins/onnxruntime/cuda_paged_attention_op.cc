@@ -24,7 +24,7 @@ struct CudaPagedAttentionKernel {
         output_of(context, Paged::kStats, {call.tokens, call.q_heads, int64_t{attributes.stats_columns}}));
     if (call.tokens == 0) return;
     size_t bytes = 0;
-    library.check(library.workspace_bytes(&call, &bytes));
+    library.check(library.workspace_bytes(&call, false, &bytes));
     const Scratch workspace(context, context.GetInput(Paged::kQuery).GetTensorMemoryInfo(), bytes);
     library.check(library.paged_attention(&call, workspace.get(), stream));
   }

@@ -278,12 +278,12 @@ _HEAD_INPUTS = (
         flag="alibi",
     ),
     Parameter(
-        "collect_stats", "tensor(bool)", None, "absent or false: `stats` is all zeros and costs nothing", optional=True
+        "collect_stats", "tensor(bool)", None, "absent or false: `stats` is zeros and is not computed", optional=True
     ),
 )
 _STATISTICS = (
-    "entropy (nats), support, inverse temperature, logit spread; where there are 5 also the sink's mass, its share of "
-    "the sum that a row's weights are divided by"
+    "entropy (nats), support, inverse temperature, logit spread; a fifth column is the sink's share of the sum that "
+    "divides a row's weights"
 )
 
 PAGED_ATTENTION = OpDefinition(
@@ -329,22 +329,23 @@ PAGED_ATTENTION = OpDefinition(
             "key_scale",
             "tensor(float)",
             ("blocks", "kv_heads"),
-            "of int8 and fp8 caches: a key is scale * number",
+            "for int8 and fp8 caches: a key is scale * number",
             optional=True,
         ),
         Parameter(
             "value_scale",
             "tensor(float)",
             ("blocks", "kv_heads"),
-            "of int8 and fp8 caches: a value is scale * number",
+            "for int8 and fp8 caches: a value is scale * number",
             optional=True,
         ),
         Parameter(
             "key_screen",
             "tensor(int8)",
             ("blocks", "kv_heads", "screen_bytes"),
-            "screen_bytes = block_size * (head_dim rounded up to 4, and 8), for entmax over a cache of floats: the "
-            "keys in 8 bits, by which kernels leave out what surely has weight 0; zeros: not known; no blocks: none",
+            "for entmax over a cache of floats: the keys in 8 bits, from which kernels know which keys surely have "
+            "weight 0; screen_bytes = block_size * (head_dim rounded up to a multiple of 4, plus 8); a block of zeros "
+            "has no screen, and 0 blocks mean no screen at all",
             optional=True,
             flag="screened",
         ),
@@ -354,7 +355,7 @@ PAGED_ATTENTION = OpDefinition(
             "key_shift",
             "tensor(float)",
             ("kv_heads", "head_dim"),
-            "what key_screen has taken off the keys",
+            "the vector that is subtracted from a head's keys before key_screen stores them",
             optional=True,
         ),
     ),
@@ -392,7 +393,7 @@ falls off to both sides alike. A query that sees no key has output 0 and statist
             "past_key",
             "C",
             ("batch", "kv_heads", "capacity", "head_dim"),
-            "capacity is the past, or that of a shared buffer",
+            "capacity is the number of past keys, or of the places of a shared buffer",
             optional=True,
             flag="has_past",
         ),

@@ -324,7 +324,7 @@ def contract_tables() -> dict[str, str]:
 def _row(parameter: Parameter) -> str:
     """Return the row of an input or output in the Markdown table of the contract: name, type, shape, description."""
     kind = re.sub(r"tensor\((\w+)\)", r"\1", parameter.type)
-    doc = (parameter.doc or (f"{parameter.alias} with what is new" if parameter.alias else "")).replace("|", "&#124;")
+    doc = (parameter.doc or (f"{parameter.alias}, updated" if parameter.alias else "")).replace("|", "&#124;")
     return f"{parameter.name} | {'optional ' * parameter.optional}{kind} | {parameter.shape_text} | {doc}"
 
 

@@ -98,22 +98,22 @@ typedef struct {
   const float* head_params;
   /* [q_heads], the bias of key j for position p is -slope * |j - p|; or null */
   const float* alibi_slopes;
-  /* scalar, absent or false: `stats` is all zeros and costs nothing; or null */
+  /* scalar, absent or false: `stats` is zeros and is not computed; or null */
   const uint8_t* collect_stats;
-  /* [blocks, kv_heads], of int8 and fp8 caches: a key is scale * number; or null */
+  /* [blocks, kv_heads], for int8 and fp8 caches: a key is scale * number; or null */
   float* key_scale;
-  /* [blocks, kv_heads], of int8 and fp8 caches: a value is scale * number; or null */
+  /* [blocks, kv_heads], for int8 and fp8 caches: a value is scale * number; or null */
   float* value_scale;
-  /* [blocks, kv_heads, screen_bytes], screen_bytes = block_size * (head_dim rounded up to 4, and 8), for entmax
-   * over a cache of floats: the keys in 8 bits, by which kernels leave out what surely has weight 0; zeros: not
-   * known; no blocks: none; or null */
+  /* [blocks, kv_heads, screen_bytes], for entmax over a cache of floats: the keys in 8 bits, from which kernels
+   * know which keys surely have weight 0; screen_bytes = block_size * (head_dim rounded up to a multiple of 4,
+   * plus 8); a block of zeros has no screen, and 0 blocks mean no screen at all; or null */
   int8_t* key_screen;
-  /* [kv_heads, head_dim], what key_screen has taken off the keys; or null */
+  /* [kv_heads, head_dim], the vector that is subtracted from a head's keys before key_screen stores them; or null */
   const float* key_shift;
   /* type [tokens, q_heads, value_dim] */
   void* output;
-  /* [tokens, q_heads, stats_columns], entropy (nats), support, inverse temperature, logit spread; where there are
-   * 5 also the sink's mass, its share of the sum that a row's weights are divided by */
+  /* [tokens, q_heads, stats_columns], entropy (nats), support, inverse temperature, logit spread; a fifth column
+   * is the sink's share of the sum that divides a row's weights */
   float* stats;
 } SharpPagedAttention;
 
@@ -147,7 +147,8 @@ typedef struct {
   const void* key;
   /* type [batch, kv_heads, new_keys, value_dim] */
   const void* value;
-  /* cache_type [batch, kv_heads, capacity, head_dim], capacity is the past, or that of a shared buffer; or null */
+  /* cache_type [batch, kv_heads, capacity, head_dim], capacity is the number of past keys, or of the places of a
+   * shared buffer; or null */
   const void* past_key;
   /* cache_type [batch, kv_heads, capacity, value_dim], with past_key; or null */
   const void* past_value;
@@ -161,7 +162,7 @@ typedef struct {
   const float* head_params;
   /* [q_heads], the bias of key j for position p is -slope * |j - p|; or null */
   const float* alibi_slopes;
-  /* scalar, absent or false: `stats` is all zeros and costs nothing; or null */
+  /* scalar, absent or false: `stats` is zeros and is not computed; or null */
   const uint8_t* collect_stats;
   /* type [batch, q_heads, queries, value_dim] */
   void* output;
@@ -169,8 +170,8 @@ typedef struct {
   void* present_key;
   /* cache_type [batch, kv_heads, slots, value_dim]; or null */
   void* present_value;
-  /* [batch, q_heads, queries, stats_columns], entropy (nats), support, inverse temperature, logit spread; where
-   * there are 5 also the sink's mass, its share of the sum that a row's weights are divided by; or null */
+  /* [batch, q_heads, queries, stats_columns], entropy (nats), support, inverse temperature, logit spread; a fifth
+   * column is the sink's share of the sum that divides a row's weights; or null */
   float* stats;
 } SharpAttention;
 

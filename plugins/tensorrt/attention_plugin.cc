@@ -125,7 +125,7 @@ size_t AttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, 
   status_of([&] {
     SharpAttention call = call_of(attributes_, Tensors(inputs, input_count, Op::kInputCount, true));
     call.multiprocessors = device_.multiprocessors;
-    check(sharp_cuda_attention_workspace_bytes(&call, &bytes));
+    check(sharp_cuda_attention_workspace_bytes(&call, true, &bytes));
   });
   return bytes;
 }

@@ -123,7 +123,7 @@ size_t PagedAttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inp
   status_of([&] {
     SharpPagedAttention call = call_of(beside_, attributes_, Tensors(inputs, input_count, Op::kInputCount, true));
     call.multiprocessors = device_.multiprocessors;
-    check(sharp_cuda_workspace_bytes(&call, &bytes));
+    check(sharp_cuda_workspace_bytes(&call, true, &bytes));
   });
   return bytes;
 }

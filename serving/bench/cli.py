@@ -24,7 +24,7 @@ from sharp.serving.config import BackendConfig
 if TYPE_CHECKING:  # gRPC and the engine take half a second to import, which --help shall not wait for
     from sharp.serving.bench.summary import Percentiles, Summary
 
-SEE_ALSO = "See also: docs/how-to/tune.md, sharp plan."
+SEE_ALSO = "See also: sharp docs how-to/tune, sharp plan."
 
 
 @click.group(cls=SharpGroup, epilog=SEE_ALSO)

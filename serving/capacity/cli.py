@@ -22,7 +22,7 @@ PATH = click.Path(path_type=Path)
 RESULTS = Path("bench/results")
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/deploy.md, docs/how-to/tune.md, sharp bench.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs deploy, sharp docs how-to/tune, sharp bench.")
 @click.argument("folder", type=PATH)
 @click.option(
     "--device", "--gpu", "gpu", required=True, help="GPU or processor of each server; an unknown name prints the list."

@@ -21,7 +21,7 @@ GROUPS = {
 }
 
 
-@click.command(cls=SharpCommand, groups=GROUPS, epilog="See also: docs/compare.md, sharp export.")
+@click.command(cls=SharpCommand, groups=GROUPS, epilog="See also: sharp docs compare, sharp export.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--with",

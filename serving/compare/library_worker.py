@@ -8,7 +8,9 @@ are lines of JSON on stdin and stdout.
 import ctypes
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS = 256  # number of tokens whose logits are in memory at a time
-FLOAT32 = 0  # GGML_TYPE_F32
+FLOAT32 = 0  # GGML_TYPE_F32 and LLAMA_FTYPE_ALL_F32
+LARGEST_COPY = 16 << 30  # bytes of the weights in float32 up to which llama.cpp copies them to float32
 # The last words of llama.cpp's description of a model; all other types are quantized.
 PRECISIONS = {" all F32": "float32", " F16": "16 bits", " BF16": "16 bits"}
 STOP_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -27,7 +30,11 @@ Logits = NDArray[np.float32]
 
 
 class GgufModel:
-    """A GGUF file in llama.cpp, through the package llama-cpp-python."""
+    """A GGUF file in llama.cpp, through the package llama-cpp-python.
+
+    llama.cpp rounds activations to the precision of the weights, by 0.08 nats for SmolLM2-135M in Q4_1. That would hide
+    small errors, so llama.cpp first copies other weights to float32, if they are at most 16 GiB and the disk has room.
+    """
 
     def __init__(self, path: str, context: int, trust_remote_code: bool) -> None:  # noqa: ARG002 - for the other class
         import llama_cpp
@@ -37,23 +44,15 @@ class GgufModel:
         # kept referenced, because llama.cpp calls it until the end
         self._log = llama_cpp.llama_log_callback(self._keep)
         llama_cpp.llama_log_set(self._log, None)
-        try:
-            self._model = llama_cpp.Llama(
-                path,
-                n_ctx=context,
-                n_batch=ROWS,
-                n_ubatch=ROWS,
-                n_gpu_layers=0,
-                type_k=FLOAT32,
-                type_v=FLOAT32,
-                # The package's defaults would replace the file's YaRN; below 0, llama.cpp takes the file's.
-                yarn_attn_factor=-1.0,
-                yarn_beta_fast=-1.0,
-                yarn_beta_slow=-1.0,
-                verbose=True,  # False would turn off the log, which tells the reason of a failure
-            )
-        except ValueError as error:
-            raise ValueError("; ".join(self._messages[:2]) or str(error)) from error
+        self._model = self._load(path, context)
+        self.precision = self._precision()
+        if self.precision != "float32":
+            with tempfile.TemporaryDirectory(prefix="sharp-compare-") as folder:
+                copy = Path(folder, "float32.gguf")
+                if self._copy(path, copy):
+                    self._model.close()
+                    self._model = self._load(str(copy), context)
+                    self.precision = self._precision()
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model.model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
         self._batch = llama_cpp.llama_batch_init(ROWS, 0, 1)
@@ -61,10 +60,6 @@ class GgufModel:
         declared = [metadata.get(key) for key in STOP_KEYS] if STOP_KEYS[0] in metadata else [self._model.token_eos()]
         self.declared = sorted({int(token) for token in declared if token is not None and int(token) >= 0})
         self.allowed = [token for token in range(self.vocab_size) if self._ends(token)]
-        description = ctypes.create_string_buffer(256)  # has a type even if the file does not say it
-        llama_cpp.llama_model_desc(self._model.model, description, len(description))
-        text = description.value.decode(errors="replace")
-        self.precision = next((kind for end, kind in PRECISIONS.items() if text.endswith(end)), "8 bits")
         architecture = metadata.get("general.architecture", "model")
         self.name = f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), {architecture}"
 
@@ -97,6 +92,42 @@ class GgufModel:
                 yield np.stack([np.ctypeslib.as_array(row, (self.vocab_size,)) for row in rows])
 
         return append
+
+    def _load(self, path: str, context: int) -> Any:
+        try:
+            return self._library.Llama(
+                path,
+                n_ctx=context,
+                n_batch=ROWS,
+                n_ubatch=ROWS,
+                n_gpu_layers=0,
+                type_k=FLOAT32,
+                type_v=FLOAT32,
+                # The package's defaults would replace the file's YaRN; below 0, llama.cpp takes the file's.
+                yarn_attn_factor=-1.0,
+                yarn_beta_fast=-1.0,
+                yarn_beta_slow=-1.0,
+                verbose=True,  # False would turn off the log, which tells the reason of a failure
+            )
+        except ValueError as error:
+            raise ValueError("; ".join(self._messages[:2]) or str(error)) from error
+
+    def _precision(self) -> str:
+        description = ctypes.create_string_buffer(256)  # has a type even if the file does not say it
+        self._library.llama_model_desc(self._model.model, description, len(description))
+        text = description.value.decode(errors="replace")
+        return next((kind for end, kind in PRECISIONS.items() if text.endswith(end)), "8 bits")
+
+    def _copy(self, path: str, copy: Path) -> bool:
+        """Let llama.cpp write the model with float32 weights to `copy`, and return whether it did."""
+        size = 4 * int(self._library.llama_model_n_params(self._model.model))
+        if size > min(LARGEST_COPY, shutil.disk_usage(copy.parent).free // 2):
+            return False
+        parameters = self._library.llama_model_quantize_default_params()
+        parameters.ftype, parameters.allow_requantize = FLOAT32, True
+        return bool(
+            self._library.llama_model_quantize(os.fsencode(path), os.fsencode(copy), ctypes.byref(parameters)) == 0
+        )
 
     def _ends(self, token: int) -> bool:
         """Whether the token id ends a generation."""

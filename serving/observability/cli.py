@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHARACTERS_PER_TOKEN = 8  # text beyond this many characters per token is not read
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/metrics.md, docs/tutorials/dispersed-heads.md.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs metrics, sharp docs tutorials/dispersed-heads.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("text", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(

@@ -15,7 +15,7 @@ from sharp.serving.server.settings_sources import CONFIG_VARIABLE, read_settings
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to ask
 
 
-@click.command(cls=SharpCommand, epilog="See also: docs/deploy.md.")
+@click.command(cls=SharpCommand, epilog="See also: sharp docs deploy.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),

@@ -17,8 +17,9 @@ A setting has one name. It is a key of a TOML file, a variable of the environmen
 | environment | `SHARP_GRPC_PORT=50051` |
 | flag of `sharp-serve` | `--grpc-port 50051` |
 
-A flag overrides the environment, and the environment overrides the file. What is on or off has
-two flags, as `--kernels` and `--no-kernels`; in the file and in the environment it is `true` or `false`.
+A flag overrides the environment, and the environment overrides the file. A setting that is on or
+off has two flags, such as `--kernels` and `--no-kernels`; in the file and in the environment its value is `true` or
+`false`.
 """
 
 

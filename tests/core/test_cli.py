@@ -83,8 +83,8 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.splitlines()[-1] == ""
     text = " ".join(result.stdout.split())
-    pages = re.findall(r"docs/[\w/.-]+\.md", text[text.rindex("See also: ") :])
-    assert pages and all((ROOT / page).is_file() for page in pages), pages
+    pages = re.findall(r"sharp docs ([\w/-]+)", text[text.rindex("See also: ") :])
+    assert pages and all((ROOT / "docs" / f"{page}.md").is_file() for page in pages), pages
 
 
 def helped(*arguments: str) -> str:
@@ -103,7 +103,7 @@ def options(text: str) -> set[str]:
 
 def test_commands_are_listed_by_what_they_do() -> None:
     text = helped("-h")
-    assert titles(text) == ["Options", "Make a model", "Run it", "Inspect and measure", "Machines"]
+    assert titles(text) == ["Options", "Make a model", "Run it", "Inspect and measure", "Machines", "Read"]
     assert set(re.findall(r"^  ([a-z][a-z-]+) ", text, re.MULTILINE)) == set(COMMANDS)
 
 

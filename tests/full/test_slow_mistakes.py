@@ -34,8 +34,10 @@ def test_the_second_export_into_a_folder_stops_at_its_start(tmp_path):
     export = ("export", str(CHECKPOINT), "-o", "out")
     first = started(tmp_path, *export)
     wait_for_staging(tmp_path)
+    first.send_signal(signal.SIGSTOP)  # otherwise it may end before the second one starts
     second = started(tmp_path, *export)
     _, said = second.communicate(timeout=SECONDS)
+    first.send_signal(signal.SIGCONT)
     assert second.returncode == 2
     assert f"Error: another command is writing {tmp_path / 'out'} now; wait until it ends, or choose another" in said
     assert "Reading the checkpoint" not in said

@@ -15,13 +15,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model type
 from sharp.core.errors import InputError
 from sharp.core.manifest import read_manifest
 from sharp.exporter.adapt import adapt as module
-from sharp.exporter.adapt import budget, measurement, speed, state, training
+from sharp.exporter.adapt import budget, measurement, rates, speed, state, training
 from sharp.exporter.adapt.adapt import adapt
 from sharp.exporter.adapt.budget import measured_length
 from sharp.exporter.adapt.cli import adapt as command
@@ -31,32 +31,11 @@ from sharp.exporter.adapt.student import Student, make_student
 from sharp.exporter.checkpoints.reading import read_source
 from sharp.exporter.sources.norm_options import NormOptions
 from sharp.models.adapted_model import attention_norms
-from sharp.models.byte_tokenizer import byte_tokenizer
 from sharp.plugins.op.attributes import TEMPERATURE_PRESETS
 from sharp.plugins.op.torch_normalizers import attention_weights, entropy
-from tests.exporter.tiny_hugging_face import tiny
+from tests.exporter.adapt.conftest import TEXT
 from tests.full.fuzz.readers import write_gguf
 from tests.marks import full
-
-TEXT = "".join(f"{number} green bottles hang on the wall, number {number * 7}.\n\n" for number in range(1500))
-
-
-@pytest.fixture
-def teacher(tmp_path: Path):
-    def make(model_type: str = "llama", **changes: object) -> Path:
-        folder = tmp_path / f"teacher-{model_type}"
-        tiny(model_type, **{"vocab_size": 300, **changes}).save_pretrained(folder)
-        PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(folder)
-        return folder
-
-    return make
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "bottles.txt"
-    path.write_text(TEXT)
-    return path
 
 
 def settings(text: Path, norm: str = "entmax", **changes: object) -> AdaptSettings:
@@ -368,20 +347,14 @@ def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path
     chosen = settings(text, stage="short", norm_options=NormOptions(alpha=2.05))
     report = adapt(teacher(), chosen, tmp_path / "student")
     assert report is not None and report["alpha"] == 2.05
-    assert seen == pytest.approx([1.05, 1.3, 1.55, 1.8, 2.05, 2.05, 2.05, 2.05])
+    assert set(seen[:-8]) == {1.05}  # the speed is measured where a step takes longest
+    assert seen[-8:] == pytest.approx([1.05, 1.3, 1.55, 1.8, 2.05, 2.05, 2.05, 2.05])
 
 
 def test_half_of_the_tokens_are_in_sequences_of_four_times_the_length_spread_over_the_run() -> None:
     recipe = Recipe(steps=10, length=24, batch=1, long_steps=2, long_length=96)
     assert [recipe.shape_at(step)[1] for step in range(10)] == [24, 24, 24, 24, 96] * 2
     assert recipe.tokens == 2 * 8 * 24 // 2 + 2 * 96
-
-
-def test_budget_limits_the_steps_and_alpha_is_kept(teacher, text: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(budget, "seconds_per_token", lambda *_: 0.5)
-    report = adapt(teacher(), settings(text, budget=60.0, norm_options=NormOptions(alpha=1.7)), tmp_path / "student")
-    assert report is not None and report["recipe"]["tokens"] == 120
-    assert read_source(tmp_path / "student", "entmax").model.config.alpha == 1.7
 
 
 def test_a_gguf_file_is_adapted(tmp_path: Path) -> None:
@@ -469,13 +442,13 @@ def test_a_full_disk_leaves_nothing_half_written(teacher, text: Path, tmp_path: 
     assert run(path, *arguments).exit_code == 0  # the run resumes from its state
 
 
-@pytest.mark.parametrize("place", [(module, "train"), (budget, "seconds_per_token"), (measurement, "token_losses")])
+@pytest.mark.parametrize("place", [(module, "train"), (rates, "seconds_per_token"), (measurement, "token_losses")])
 def test_out_of_memory_is_one_sentence(teacher, text: Path, tmp_path: Path, monkeypatch, place) -> None:
     def fail(*_arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(*place, fail)
-    arguments = ("--norm", "ssa", "--text", text, "--length", 24, "--budget", "1s")
+    arguments = ("--norm", "ssa", "--text", text, "--length", 24, "--tokens", 48)
     result = run(teacher(), *arguments, "-o", tmp_path / "student")
     assert result.exit_code == 2 and "there is not enough memory" in " ".join(result.output.split())
 

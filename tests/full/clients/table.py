@@ -25,10 +25,10 @@ HEAD = """\
 <!-- Written by `make clients` (python -m tests.full.clients.table). -->
 # Clients that work unchanged
 
-Each program of tests/full/clients/programs uses a client at a pinned version
-([Python](../tests/full/clients/requirements.txt), [npm](../tests/full/clients/package.json), those with dependencies of
-their own in `requirements-NAME.txt` beside them) against a server, and changes nothing but its base URL. Run on
-{date}.
+Each program in tests/full/clients/programs uses a client at a pinned version
+([Python](../tests/full/clients/requirements.txt), [npm](../tests/full/clients/package.json); clients with their own
+dependencies are in `requirements-NAME.txt` in the same folder). A program sends requests to Sharp's server and changes
+only the base URL of the client. Run on {date}.
 
 | client | version | what was called | |
 | --- | --- | --- | --- |
@@ -36,9 +36,9 @@ their own in `requirements-NAME.txt` beside them) against a server, and changes 
 AGENTS_HEAD = """
 ## Agents
 
-Each program has three turns with the library of an agent: a turn is a question, a call of a tool that the program
-requires or the library itself does, the tool's result and a reply. The model is SmolLM2-135M-Instruct with a template
-in the form of Hermes. Run on {date}.
+Each program has three turns with an agent library. A turn is a question, a tool call that the program or the library
+requires, the result of the tool and a reply. The model is SmolLM2-135M-Instruct with a template in the form of Hermes.
+Run on {date}.
 
 | library | version | what was called | |
 | --- | --- | --- | --- |
@@ -47,11 +47,11 @@ FOUND_HEAD = """
 ## Fields of OpenAI's and Anthropic's descriptions
 
 Each field of a request in OpenAI's OpenAPI description and in the types of Anthropic's Python client was sent with up
-to {examples} values that Schemathesis made from the description, to a server with `--unknown-fields error`. Honoured is
-a field that the server reads. Ignored is a field that it knows and that changes no response. Some values are refused
-where the description allows more than the server, the model or the other fields of the request do: an image, a range,
-a number of tokens beyond the context. Every refusal named the field, every response of OpenAI's endpoints was valid by
-the description, and no request failed the server. Run on {date}.
+to {examples} values that Schemathesis made from the description, to a server with `--unknown-fields error`. A field is
+honoured if the server uses it, and ignored if the server knows it but it changes no response. Some values are refused
+because the description allows more than the server, the model or the other fields of the request: an image, a value out
+of range, a number of tokens beyond the context. Every refusal named the field, every response of OpenAI's endpoints was
+valid by the description, and no request crashed the server. Run on {date}.
 
 The messages of KServe's protocol have Triton's numbers, and every response of `/v2`, to bodies that Hypothesis made, is
 valid by KServe's OpenAPI description (tests/serving/frontends/kserve).
@@ -60,58 +60,60 @@ valid by KServe's OpenAPI description (tests/serving/frontends/kserve).
 FIELDS = """
 ## Fields that are refused
 
-A field that would change a completion and cannot be honoured is an error of status 400 that names it.
+If a field would change a completion and the server does not support it, the request fails with status 400 and an error
+that names the field.
 
 | field | what the error says |
 | --- | --- |
 """
 OTHERS = """
-Of `structural_tag`, the form with `structures` and `triggers` is followed, and of the newer `format` `triggered_tags`
-whose contents are JSON schemas; its other formats and contents, `at_least_one` and `stop_after_first` are refused, as
-nothing here follows them. With `tools`, a JSON schema or object binds the text; other formats (`guided_regex`,
-`guided_grammar`, `guided_choice`, `structural_tag`) need `tool_choice: none`.
+`structural_tag` works in the form with `structures` and `triggers`, and in the newer form `format` with
+`triggered_tags` whose contents are JSON schemas. Other formats and contents, `at_least_one` and `stop_after_first` are
+not supported and are refused. In a request with `tools`, a JSON schema or object constrains the text; other formats
+(`guided_regex`, `guided_grammar`, `guided_choice`, `structural_tag`) need `tool_choice: none`.
 
 ## Fields without effect
 
-These are accepted and change nothing; the server's log names each once, as far as it is more than bookkeeping:
+The following fields are accepted and have no effect. The log names each of them once, except fields for bookkeeping:
 {names}.
 
-Any other field that is not known is left out and named in the log (`--unknown-fields error` refuses it); a misspelt one
-is refused with "did you mean". Parameters of KServe's protocol follow the same tables and the same flag; those without
-effect there are, besides:
+Other unknown fields are ignored and named in the log; with `--unknown-fields error` they are refused. A misspelt name
+of a known field is refused with "did you mean". The tables and the flag also apply to parameters of KServe's protocol.
+In that protocol the following parameters have no effect, either:
 {kserve}.
-`lora_name`, `return_logprobs` and `detokenize: false` are refused there. Models of sets and of numbers know the
-parameter `timeout`.
+`lora_name`, `return_logprobs` and `detokenize: false` are refused in KServe's protocol. Models of sets and of numbers
+also take the parameter `timeout`.
 
-`/v1/responses` keeps no responses: `previous_response_id`, `previous_response`, `previous_input_messages`,
+`/v1/responses` stores no responses, so `previous_response_id`, `previous_response`, `previous_input_messages`,
 `conversation`, `prompt`, `background`, `context_management` and `enable_response_messages` are refused;
-`background_options` and `access_programs` change nothing. Messages hold text; parts of images, audio and files are
-refused, and `image` is. `echo` of a chat is refused where the response would begin with the last message. `/tokenize`
-leaves out `media_io_kwargs` and `mm_processor_kwargs`, and refuses `chat_template`.
+`background_options` and `access_programs` have no effect. Messages may contain only text: parts with images, audio or
+files are refused, and so is the field `image`. `echo` of a chat is refused if the response would begin with the last
+message. `/tokenize` ignores `media_io_kwargs` and `mm_processor_kwargs`, and refuses `chat_template`.
 
-## Not here
+## Not supported
 
 langchain-openai's `OpenAIEmbeddings` sends tokens of OpenAI's own vocabulary unless `check_embedding_ctx_length=False`
-is given. tritonclient's calls that load models, share memory, or set logs and traces are refused: this server loads its
-model when it starts.
+is given. tritonclient's calls that load models, share memory, or set logs and traces are refused, because Sharp's
+server loads one model when it starts.
 
 """
 TOOLS_HEAD = """
 ## The model in other tools
 
-A model folder is one ONNX file, whose attention is an op of Sharp's with its function of standard ops: ONNX Runtime
-loads it without Sharp's library. Models exported with `--target portable` have standard ops only, which more tools
-read. Each tool was given a small Llama (`--cache contiguous`); what it read or wrote gave the logits, within what its
-precision allows. Run with
+A model folder has one ONNX file. Attention in this file is an op of Sharp with a function of standard ops, so ONNX
+Runtime loads the file without Sharp's library. Models exported with `--target portable` have standard ops only, which
+more tools can read. Each tool read a small Llama (`--cache contiguous`). "passed" means that the logits after reading
+or conversion were right within the precision of the tool. Run with
 {versions}.
 
 """
 TAIL = """
-Of a paged model whose embedding is its head as well (`tie_word_embeddings`) `quantize_dynamic` writes a model that does
-not load: it turns the shared weights over for one of their two uses. `sharp-export --quantize` does not.
+For a paged model whose output layer shares the weights of the embedding (`tie_word_embeddings`), `quantize_dynamic`
+writes a model that does not load, because it transposes the shared weights for one of their two uses. Use
+`sharp-export --quantize` instead.
 
-To have float16 weights and activations without a new export, keep attention in float32, whose logits need it, and its
-function with it (`--dtype float16` of `sharp-export` does more: our kernels then read float16 too):
+To convert weights and activations to float16 without a new export, keep attention and its function in float32, because
+the logits need this precision. (With `--dtype float16` of `sharp-export`, Sharp's kernels also read float16.)
 
 ```python
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
@@ -122,9 +124,9 @@ model = convert_float_to_float16(
 )
 ```
 
-A folder of symbolic links, as Hugging Face's cache makes them, is served. `docs/clients/browser` is a page that runs a
-model in a browser. optimum-onnx warns that the model has no `position_ids`: prompts of a batch must have one length, as
-padding on the left is read as tokens.
+Sharp serves a folder of symbolic links, as in Hugging Face's cache. `docs/clients/browser` is a page that runs a model
+in a browser. optimum-onnx warns that the model has no `position_ids`. The prompts of a batch must have the same length,
+because the model reads padding on the left as tokens.
 """
 
 

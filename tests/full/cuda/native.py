@@ -37,7 +37,7 @@ def fake_image(kernel: SpecializedKernel, capability: int | None) -> Image:
         entry=function,
         capability=capability or PTX_CAPABILITY,
         ptx=ptx,
-        exact=(capability or 0) >= 90,
+        exact=capability == 90,
         content=b"",
         shared_bytes=PREFILL_SHARED if function == "prefill" else OTHER_SHARED,
         threads=kernel.warps * 32,

@@ -127,7 +127,7 @@ def main() -> None:
             if call.only == "prepare":
                 library.prepare(problem)
             else:
-                result["bytes"] = library.workspace_bytes(problem)
+                result["bytes"] = library.workspace_bytes(problem, or_smaller=call.only == "workspace")
             if not call.only:
                 enqueue = library.attention if call.contiguous else library.paged_attention
                 enqueue(problem, call.workspace, 77)

@@ -15,11 +15,12 @@ from sharp.plugins.cuda.build_kernels import main
 from tests.exporter.conftest import tiny_model
 from tests.full.cuda.native import build_libraries
 
-CHOSEN = ("--target", "90", "--head-dim", "64", "--dtype", "bfloat16", "--feature", "plain")
+CHOSEN = ("--target", "90", "--head-dim", "64", "--dtype", "bfloat16")
+OPS = ("--op", "PagedAttention", "--op", "SharpAttention")
 
 
 def build(folder, jobs):
-    result = CliRunner().invoke(main, [*CHOSEN, "--normalizer", "softmax", "-o", str(folder), "--jobs", jobs])
+    result = CliRunner().invoke(main, [*CHOSEN, *OPS, "--normalizer", "softmax", "-o", str(folder), "--jobs", jobs])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -127,3 +128,11 @@ def test_blocks_of_another_size_are_chosen():
     lines = listed(*chosen, "--block-size", "32", "--block-size", "128", "--op", "PagedAttention").output.splitlines()
     assert lines.pop() == "sample_rows"
     assert {" ".join(line.split()[1:6]) for line in lines} == {f"bfloat16 bfloat16 64 64 {size}" for size in (32, 128)}
+
+
+def test_the_default_has_every_normalizer_of_common_models_and_no_more():
+    lines = listed().output.splitlines()
+    assert len(lines) < 250
+    for sizes in ("float16 float16 64 64 16", "bfloat16 bfloat16 128 128 16"):
+        assert {f"decode_stream {sizes} softmax", f"prefill {sizes} ssa", f"decode_screen {sizes} entmax"} <= {*lines}
+    assert not [line for line in lines if "int8" in line or "alibi" in line or "contiguous" in line]

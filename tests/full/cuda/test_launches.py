@@ -1,5 +1,6 @@
 """Launches of libsharp_cuda.so, recorded by a fake driver, equal the plan that Triton's wrapper uses."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -203,6 +204,8 @@ def test_scratch_buffers_do_not_overlap_and_fit_the_workspace(launch):
             assert f"set to={flag} value=0 bytes=1" in result["events"]
             regions.insert(0, (flag, flag + 1))
         assert regions[0][0] >= call.workspace and regions[-1][1] <= call.workspace + result["bytes"]
+        if not call.contiguous:
+            assert result["bytes"] == 256 + sum(256 * math.ceil(size / 256) for size in sizes.values())
         assert all(place % 256 == 0 for place, _ in regions)
         assert all(end <= start for (_, end), (start, _) in pairwise(regions))
 
@@ -311,8 +314,10 @@ def test_a_call_without_queries_or_keys_still_writes_what_it_holds(launch):
         (87, "sm_86"),  # the newest image of the same major version that the device can run
         (89, "sm_86"),
         (90, "sm_90a"),
-        (100, "sm_100a"),
-        (103, "compute_80"),  # sm_100a runs on compute capability 10.0 only
+        (91, "compute_80"),  # sm_90a runs on compute capability 9.0 only
+        (100, "sm_100f"),
+        (103, "sm_100f"),
+        (110, "compute_80"),
         (121, "compute_80"),
     ],
 )

@@ -21,6 +21,7 @@ DOCKER = ROOT / "deploy" / "docker"
 BASE = "localhost/python:3.11-slim-bookworm"
 BUSYBOX = "localhost/busybox:1.37"
 PROGRAMS = ("buildah", "debootstrap", "podman", "runc", "ip")
+REGISTRY = shutil.which("docker-registry") or ROOT / "build" / "registry" / "usr" / "bin" / "docker-registry"
 # A folder or page where pip finds a PyTorch for CPUs.
 LINKS = os.environ.get("PIP_FIND_LINKS", "")
 # A build compiles the kernels, which takes minutes on an idle machine.
@@ -35,11 +36,12 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
 
 
-def check_tools() -> None:
+def check_tools(*programs: str | Path) -> None:
     """Skip the test, in CI too, unless `make deploy-tools` was run in this checkout, because a build takes minutes."""
     if not REQUESTED.exists():
         pytest.skip("images are built after make deploy-tools")
-    absent = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    places = f"{os.environ['PATH']}:/usr/sbin"
+    absent = [Path(name).name for name in programs if shutil.which(name, path=places) is None]
     if absent:
         missing(f"not there: {', '.join(absent)}; get them with: make deploy-tools")
     if os.geteuid() != 0:
@@ -65,7 +67,7 @@ def store() -> Iterator[None]:
     A build that is killed leaves the containers of its steps, each with a mounted layer. Several processes may use the
     store at the same time.
     """
-    check_tools()
+    check_tools(*PROGRAMS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "users").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)

@@ -125,7 +125,7 @@ SPECS: dict[tuple[str, str], Schema] = {
                 modelFormat=record("name", name=STRING, version=STRING),
                 runtime=STRING,
                 protocolVersion=one_of("v1", "v2", "grpc-v1", "grpc-v2"),
-                storageUri={"type": "string", "pattern": r"^(pvc|s3|gs|oci|https?)://"},
+                storageUri={"type": "string", "pattern": r"^(pvc|s3|gs|oci(\+native|\+modelcar)?|https?)://"},
             ),
         ),
     ),

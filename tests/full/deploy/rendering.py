@@ -33,8 +33,16 @@ COMBINATIONS = [
     [*hardware, *model, *operation, *security]
     for hardware, model, operation, security in itertools.product(HARDWARE, MODELS, OPERATION, SECURITY)
 ]
-# model-from-hub changes the same parts of the pod and of the network policy as model-from-url.
-COMBINATIONS += [[*hardware, "model-from-hub", *security] for hardware in HARDWARE for security in SECURITY]
+# model-from-hub changes the same parts of the pod and of the network policy as model-from-url, and
+# model-from-image-volume the same parts as model-from-pvc.
+COMBINATIONS += [
+    [*hardware, model, *security]
+    for hardware in HARDWARE
+    for model in ("model-from-hub", "model-from-image-volume")
+    for security in SECURITY
+]
+# Gateways speak plain HTTP to the pool.
+COMBINATIONS += [["cpu", "model-from-pvc", *parts, "inference-pool"] for parts in OPERATION]
 COMBINATIONS += [["cpu", "model-from-pvc", *parts, alone] for parts in OPERATION for alone in ("auth", "tls")]
 
 

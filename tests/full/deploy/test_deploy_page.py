@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import trustme
 import yaml
@@ -22,17 +23,20 @@ from ray.scripts.scripts import cli as ray_command
 from ray.serve.scripts import cli as serve_command
 
 from sharp.core.cli import load_command
+from sharp.serving.client.options import TOKEN_VARIABLE
 from tests.full.deploy.dockerfile import read_stages
 from tests.full.deploy.policies import POLICIES
-from tests.full.deploy.policies.documents import of_kind, pods
+from tests.full.deploy.policies.documents import PICKER, of_kind, pods
 from tests.full.deploy.policies.pods import VERSION
-from tests.full.deploy.rendering import ROOT, kubectl, render
+from tests.full.deploy.rendering import ROOT, documents, kubectl, render, write_kustomization
 from tests.full.deploy.test_images import MODELS
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 SCRIPTS = Path(sys.executable).parent
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
+PLAIN = [text for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S) if not kind]
+DIGEST = f"sha256:{'0' * 64}"
 INLINE = [command for command in re.findall(r"`(kubectl [^`]+)`", PAGE) if " " in command]
 
 
@@ -105,7 +109,7 @@ def check_helm(words):
         for parent in parents:
             part = part[parent]
         assert last in part, path
-        part[last] = yaml.safe_load(value)
+        part[last] = DIGEST if value == "$MODEL_DIGEST" else yaml.safe_load(value)
     jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text()))
 
 
@@ -139,20 +143,21 @@ def check_in_cluster(words, cluster, workplace):
         check_named(words[1], cluster)
         assert option(words, "-c") in {container["name"] for pod in pods(cluster) for container in pod.containers}
     else:
-        assert words == ["describe", "pods"]
+        assert words in (["describe", "pods"], ["label", "namespace", "NAME", "sharp-client=true"])
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *INLINE])
 def test_a_command(command, workplace, cluster):
     words = shlex.split(command)
     kind = words[0] if words[0] != "kubectl" else " ".join(words[:2])
-    if kind in ("tar", "sha256sum", "kubectl kustomize"):
-        assert run(command, workplace) or kind == "tar"
+    if kind in ("tar", "sha256sum", "kubectl kustomize", "openssl", "cp"):
+        assert run(command, workplace) or kind in ("tar", "openssl", "cp")
     elif kind == "sharp-export" or words[:2] == ["sharp", "plan"]:
         assert f'"{command}"' in (ROOT / "tests" / "full" / "end_to_end" / "test_image.py").read_text()
     elif digest := re.fullmatch(r"(\w+)_DIGEST=\$\(docker buildx imagetools inspect (\S+) --format '.*'\)", command):
         text = "".join(path.read_text() for path in (ROOT / "deploy" / "docker").glob("*Dockerfile"))
-        assert re.search(rf"^(ARG {digest[1]}_IMAGE=|FROM ){re.escape(digest[2])}(@|$)", text, re.M)
+        base = re.search(rf"^(ARG {digest[1]}_IMAGE=|FROM ){re.escape(digest[2])}(@|$)", text, re.M)
+        assert base or f"docker push {digest[2]}" in COMMANDS
     elif kind == "docker" and words[1] == "build":
         check_docker_build(words[2:], cluster)
     elif kind == "docker":
@@ -163,6 +168,8 @@ def test_a_command(command, workplace, cluster):
         load_command(words[1]).make_context(words[1], words[2:])  # every option exists and every value is valid
     elif kind == "helm":
         check_helm(words[1:])
+    elif command == f"export {TOKEN_VARIABLE}=$(head -n 1 tokens.txt)":
+        assert "openssl rand -hex -out tokens.txt 32" in COMMANDS
     elif kind == "export":  # tests/full/ray checks that the values are those of the image
         assert all(re.fullmatch(r"RAY_\w+=\w+", word) for word in words[1:])
     elif kind == "ray":
@@ -196,7 +203,7 @@ def test_the_archive_is_what_the_init_container_takes(workplace, tmp_path):
 
 
 def test_the_secrets_have_what_the_servers_read(workplace, cluster):
-    commands = [command for command in COMMANDS if "create secret" in command]
+    commands = [command for command in COMMANDS if "create secret generic" in command]
     made = [yaml.safe_load(run(f"{command} --dry-run=client -o yaml", workplace)) for command in commands]
     keys = {secret["metadata"]["name"]: set(secret["data"]) for secret in made}
     (pod,) = pods(cluster)
@@ -207,6 +214,53 @@ def test_the_secrets_have_what_the_servers_read(workplace, cluster):
     (monitor,) = of_kind(cluster, "PodMonitor")
     files.add(monitor["spec"]["podMetricsEndpoints"][0]["tlsConfig"]["ca"]["secret"]["key"])
     assert files == set.union(*keys.values())
+
+
+def plain(text):
+    """Return the documents of the plain block that has `text`, with a digest in place of dots."""
+    (block,) = (block for block in PLAIN if text in block)
+    return documents(block.replace("sha256:...", DIGEST))
+
+
+def test_the_overlay_takes_the_additions_of_the_page(tmp_path):
+    """The page's digest of the model's image, and its secret for a registry, reach the manifests."""
+    images, patches = plain("name: sharp-model\n    newName")[0]["images"], plain("imagePullSecrets")[0]["patches"]
+    for component in ("model-from-image", "model-from-image-volume"):
+        parts = ["cpu", component]
+        found = render(write_kustomization(tmp_path / component, parts, images=images, patches=patches))
+        assert f"registry.example.com/sharp-model@{DIGEST}" in json.dumps(found)
+        (account,) = of_kind(found, "ServiceAccount")
+        (secret,) = account["imagePullSecrets"]
+        assert any(f"create secret docker-registry {secret['name']} " in command for command in COMMANDS)
+
+
+def test_a_claim_is_filled_as_the_namespace_allows(overlays):
+    """The page's claim and Job are valid, and the Job's pod keeps to the pod security standard of the namespace."""
+    claim, job = plain("kind: PersistentVolumeClaim")
+    for document in (claim, job):
+        kubernetes_validate.validate(document, "1.30", strict=True)
+    (pod,) = pods(overlays["cpu"])
+    (served,) = (volume["persistentVolumeClaim"] for volume in pod.spec["volumes"] if volume["name"] == "model")
+    (volume,) = job["spec"]["template"]["spec"]["volumes"]
+    assert claim["metadata"]["name"] == volume["persistentVolumeClaim"]["claimName"] == served["claimName"]
+    template = {"metadata": {"labels": {}}} | job["spec"]["template"]
+    as_pods = [{"kind": "Deployment", "metadata": job["metadata"], "spec": {"template": template}}]
+    for name in ("restricted_pods", "no_cluster_access", "resources_are_set"):
+        assert POLICIES[name](as_pods) == []
+
+
+def test_the_gateway_of_the_page_is_that_of_the_route(overlays):
+    (gateway,), (rule,) = plain("kind: Gateway"), plain("kind: DestinationRule")
+    found = overlays["inference-pool"]
+    (route,) = of_kind(found, "HTTPRoute")
+    (parent,) = route["spec"]["parentRefs"]
+    assert (gateway["kind"], gateway["metadata"]["name"]) == (parent["kind"], parent["name"])
+    assert gateway["metadata"]["namespace"] == route["metadata"]["namespace"]
+    assert rule["spec"]["host"] == f"{PICKER}.{route['metadata']['namespace']}.svc.cluster.local"
+    admitted = [policy["spec"]["ingress"] for policy in of_kind(found, "NetworkPolicy")]
+    (label,) = gateway["spec"]["infrastructure"]["labels"].items()
+    expression = {"key": label[0], "operator": "In", "values": [label[1]]}
+    assert all(f'"matchExpressions": [{json.dumps(expression)}]' in json.dumps(rules) for rules in admitted)
 
 
 def test_the_table_lists_the_values_of_the_chart():

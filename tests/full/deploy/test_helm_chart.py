@@ -10,7 +10,8 @@ import sys
 import pytest
 import yaml
 
-from deploy.kubernetes.helm_chart import CHART, CHOICES, files, templates
+from deploy.kubernetes.helm_chart import CHART, files, templates
+from deploy.kubernetes.helm_values import CHOICES
 from tests.full.deploy.policies import POLICIES
 from tests.full.deploy.policies.documents import of_kind, pods
 from tests.full.deploy.policies.pods import VERSION
@@ -30,7 +31,8 @@ GIVEN = {
     "url": {"url": "https://models.example.com/m.tar.gz", "sha256": "0" * 64},
     "hub": {"id": "people/tiny@v1", "options": "--norm entmax"},
 }
-SAMPLE = [*COMBINATIONS[::7], *(parts for parts in COMBINATIONS if "model-from-hub" in parts)]
+ALWAYS = {"model-from-hub", "model-from-image-volume", "inference-pool"}
+SAMPLE = [*COMBINATIONS[::7], *(parts for parts in COMBINATIONS if ALWAYS & set(parts))]
 # Unlike an overlay of kustomize, a release is compared with the example of KEDA in the namespace that the query names.
 NAMESPACE = "sharp"
 
@@ -96,7 +98,7 @@ def comparable(found):
 
 def test_the_chart_is_what_the_generator_writes():
     written = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
-    assert written == templates(), "run deploy/kubernetes/helm_chart.py"
+    assert written == templates(), "run python -m deploy.kubernetes.helm_chart"
     assert {path.name: path.resolve() for path in (CHART / "files").iterdir()} == files()
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (version["version"], version["appVersion"]) == (VERSION, VERSION)
@@ -109,7 +111,7 @@ def test_helm_finds_no_fault(helm):
 
 
 def test_helm_renders_what_kustomize_renders(chart, tmp_path):
-    """Every seventh combination of components, and all with a model of the Hub, are rendered by both."""
+    """Every seventh combination of components, and all with a component of ALWAYS, are rendered by both."""
     for number, parts in enumerate(SAMPLE):
         data = {f"MODEL_{name.upper()}": value for name, value in GIVEN.get(values_of(parts)["model.from"], {}).items()}
         patch = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "sharp-model"}, "data": data}
@@ -146,6 +148,7 @@ def test_values_reach_the_manifests(chart):
         "settings": {"SHARP_MAX_SEQUENCES": 8, "SHARP_LOG_PROMPTS": True},
         "resources": {"limits": {"cpu": "1"}},
         "tolerations": [{"key": "models"}],
+        "imagePullSecrets": [{"name": "registry"}],
     }
     found = helm_documents(chart, values)
     (deployment,), (pod,) = of_kind(found, "Deployment"), pods(found)
@@ -154,11 +157,35 @@ def test_values_reach_the_manifests(chart):
     assert pod.server["image"] == f"registry.example.com/sharp:{VERSION}-cpu"
     assert pod.server["resources"] == {"limits": {"cpu": "1"}}
     assert pod.spec["tolerations"] == [{"key": "models"}]
+    (account,) = of_kind(found, "ServiceAccount")
+    assert account["imagePullSecrets"] == [{"name": "registry"}]
     volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
     assert volumes["model"]["persistentVolumeClaim"]["claimName"] == "weights"
     assert volumes["auth"]["secret"]["secretName"] == "tokens"
     variables = {variable["name"]: variable.get("value") for variable in pod.server["env"]}
     assert (variables["SHARP_MAX_SEQUENCES"], variables["SHARP_LOG_PROMPTS"]) == ("8", "true")
+
+
+def test_a_digest_takes_the_place_of_a_tag(chart):
+    digests = [f"sha256:{number}{'0' * 63}" for number in range(3)]
+    values = {
+        "image.tag": "0.2.0-cpu",
+        "image.digest": digests[0],
+        "model.from": "image-volume",
+        "model.image.digest": digests[1],
+        "inferencePool.enabled": True,
+        "inferencePool.endpointPicker.image.digest": digests[2],
+        "inferencePool.gateway.namespace": "gateways",
+    }
+    found = helm_documents(chart, values)
+    server, picker = sorted(pods(found), key=lambda pod: pod.is_picker)
+    assert server.server["image"] == f"sharp@{digests[0]}"
+    (volume,) = (volume for volume in server.spec["volumes"] if volume["name"] == "model")
+    assert volume["image"]["reference"] == f"sharp-model@{digests[1]}"
+    assert picker.server["image"] == f"ghcr.io/llm-d/llm-d-router-endpoint-picker@{digests[2]}"
+    (route,) = of_kind(found, "HTTPRoute")
+    (parent,) = route["spec"]["parentRefs"]
+    assert (parent["name"], parent["namespace"]) == ("inference-gateway", "gateways")
 
 
 def test_changed_values_restart_the_servers_and_a_number_of_replicas_does_not(chart):
@@ -178,6 +205,8 @@ def test_changed_values_restart_the_servers_and_a_number_of_replicas_does_not(ch
         ({"model.version": "v1"}, "version"),
         ({"settings": {"MAX_SEQUENCES": 8}}, "invalid propertyName 'MAX_SEQUENCES'"),
         ({"replicaCount": 3}, "replicaCount"),
+        ({"image.digest": "1234"}, "digest"),
+        ({"tls.enabled": True, "inferencePool.enabled": True}, "tls"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

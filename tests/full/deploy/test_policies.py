@@ -10,11 +10,14 @@ from tests.full.deploy.policies.pods import VERSION
 from tests.full.deploy.rendering import render, write_kustomization
 
 
-def set_at(kind, path, value):
-    """Return a function that sets the field at `path` of the first document of `kind`, or removes it with None."""
+def set_at(kind, path, value, number=0):
+    """Return a function that sets the field at `path` of a document of `kind`, or removes it with None.
+
+    The document is the first of its kind, or that with `number`.
+    """
 
     def damage(documents):
-        place = of_kind(documents, kind)[0]
+        place = of_kind(documents, kind)[number]
         *parents, last = (int(part) if part.isdigit() else part.replace("~", "/") for part in path.split("/"))
         for part in parents:
             place = place[part]
@@ -167,9 +170,36 @@ COUNTEREXAMPLES_OF_RAY = [
 ]
 
 
+def picker(path, value):
+    return set_at("Deployment", f"spec/template/{path}", value, number=1)
+
+
+ARGUMENTS = "spec/containers/0/args"
+COUNTEREXAMPLES_OF_POOLS = [
+    ("restricted_pods", picker("spec/containers/0/securityContext/readOnlyRootFilesystem", None), "epp can write"),
+    ("resources_are_set", picker("spec/containers/0/resources/limits/cpu", None), "epp has no limits of cpu"),
+    ("images_are_pinned", picker("spec/containers/0/image", "ghcr.io/llm-d/picker:main"), "epp runs"),
+    ("pickers_only_read", set_at("Role", "rules/0/verbs", ["get", "list", "watch", "delete"]), "may do more than read"),
+    ("pickers_only_read", set_at("Role", "rules/0/resources", ["pods", "secrets"]), "may read secrets"),
+    ("pickers_only_read", set_at("Role", "rules/0/resources", ["services"]), "may not watch pods"),
+    ("pickers_only_read", set_at("Role", "kind", "ClusterRole"), "rights in the whole cluster"),
+    ("pickers_only_read", set_at("RoleBinding", "subjects/0/name", "default"), "may not watch inferencepools"),
+    ("pickers_only_read", picker("spec/automountServiceAccountToken", False), "has no token"),
+    ("pools_have_a_picker", set_at("InferencePool", "spec/endpointPickerRef/name", "epp"), "names the Service epp"),
+    ("pools_have_a_picker", set_at("InferencePool", "spec/endpointPickerRef/port/number", 9003), "names the port 9003"),
+    ("pools_have_a_picker", set_at("InferencePool", "spec/targetPorts/0/number", 50051), "cannot reach the servers"),
+    ("pools_have_a_picker", picker("metadata/labels/app.kubernetes.io~name", "epp"), "selects 0 pickers"),
+    ("pools_have_a_picker", picker("metadata/labels/sharp-client", None), "keeps sharp-epp out"),
+    ("pools_have_a_picker", picker(f"{ARGUMENTS}/1", "other"), "watches the pool other, not sharp"),
+    ("pools_have_a_picker", picker(f"{ARGUMENTS}/2", "--config-file=/config/config.yaml"), "is in no ConfigMap"),
+    ("pools_have_a_picker", set_at("NetworkPolicy", "spec/podSelector/matchLabels/x", "y", 1), "has no NetworkPolicy"),
+]
+EXAMPLES = {"gpu": COUNTEREXAMPLES, "ray": COUNTEREXAMPLES_OF_RAY, "inference-pool": COUNTEREXAMPLES_OF_POOLS}
+
+
 @pytest.mark.parametrize(
     ("overlay", "name", "damage", "expected"),
-    [("gpu", *example) for example in COUNTEREXAMPLES] + [("ray", *example) for example in COUNTEREXAMPLES_OF_RAY],
+    [(overlay, *example) for overlay, examples in EXAMPLES.items() for example in examples],
 )
 def test_a_policy_finds(overlay, name, damage, expected, overlays):
     documents = copy.deepcopy(overlays[overlay])
@@ -180,7 +210,7 @@ def test_a_policy_finds(overlay, name, damage, expected, overlays):
 
 
 def test_every_policy_has_a_counterexample():
-    assert {name for name, _, _ in (*COUNTEREXAMPLES, *COUNTEREXAMPLES_OF_RAY)} == set(POLICIES)
+    assert {name for examples in EXAMPLES.values() for name, _, _ in examples} == set(POLICIES)
 
 
 def test_the_wrong_order_of_components_is_found(tmp_path):

@@ -58,8 +58,13 @@ def hugging_face(folder: Path, text: Path, **changes: object) -> Path:
     return folder
 
 
-def gguf_file(path: Path, text: Path, *, metadata: dict[str, object] | None = None, **changes: object) -> Path:
-    """Write the model as a GGUF file, in the layout of llama.cpp's converter, which pairs rotated rows of q and k."""
+def gguf_file(
+    path: Path, text: Path, *, metadata: dict[str, object] | None = None, blocks: bool = False, **changes: object
+) -> Path:
+    """Write the model as a GGUF file, in the layout of llama.cpp's converter, which pairs rotated rows of q and k.
+
+    With `blocks`, matrices are in Q8_0, else everything is in F32.
+    """
     model = model_of(**changes)
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -73,7 +78,7 @@ def gguf_file(path: Path, text: Path, *, metadata: dict[str, object] | None = No
     writer.add_rope_dimension_count(config.hidden_size // HEADS)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCABULARY)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if blocks else gguf.LlamaFileType.ALL_F32)
     file = json.loads(tokenizer_of(text.read_text()).to_str())
     vocabulary = sorted(file["model"]["vocab"], key=file["model"]["vocab"].get)
     writer.add_tokenizer_model("gpt2")
@@ -94,7 +99,9 @@ def gguf_file(path: Path, text: Path, *, metadata: dict[str, object] | None = No
             if part in name:
                 rows = array.reshape(heads, 2, -1, array.shape[1])
                 array = rows.swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), np.ascontiguousarray(array))
+        kind = gguf.GGMLQuantizationType.Q8_0 if blocks and array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        stored = gguf.quantize(np.ascontiguousarray(array), kind)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -204,6 +211,18 @@ def test_llama_cpp_agrees_and_its_file_with_an_error_does_not(export, source, tm
         assert found["logprobs"]["compared"] > 1000
         assert found["logprobs"]["mean_difference"] < 1e-4
         assert found["not_compared"] == []
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1.0, True), (1.02, False)])
+def test_quantized_weights_hide_no_factor_of_attention(export, tmp_path, llama_cpp, factor, agrees):
+    source = gguf_file(tmp_path / "model.gguf", ROOT / "LICENSE", blocks=True)
+    metadata = {"llama.rope.scaling.attn_factor": factor}
+    found = compared(
+        export(source, "softmax"),
+        gguf_file(tmp_path / "other.gguf", ROOT / "LICENSE", blocks=True, metadata=metadata),
+    )
+    assert (found["agrees"], found["tolerance"]["precision"]) == (agrees, "float32"), found["verdict"]
+    assert (found["logprobs"]["mean_difference"] < 1e-4) == agrees
 
 
 def test_llama_cpp_finds_another_model_and_another_tokenizer(export, source, tmp_path, llama_cpp):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.release.fresh_environment import environment, run
+from tests.full.release.fresh_environment import ROOT, environment, run
 
 SCRIPTS = Path(sys.executable).parent
 GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status")
@@ -49,6 +49,7 @@ def test_a_fresh_environment_serves(wheel: Path, model: Path, tmp_path: Path, py
     bin_folder = environment(tmp_path / "venv", wheel, "serve", python=python)
     said = run(bin_folder / "sharp", "generate", model, "The package", "--max-tokens", 8, cwd=tmp_path)
     assert said.strip()
+    assert run(bin_folder / "sharp", "docs", "how-to/gpu", cwd=tmp_path) == (ROOT / "docs/how-to/gpu.md").read_text()
     where = run(
         bin_folder / "python", "-c", "from sharp.plugins import library_path as p; print(p('onnxruntime'))", cwd="/"
     )

@@ -1,6 +1,7 @@
 """Policies for every rendered manifest. Each policy returns sentences that say what is wrong with the documents."""
 
 from tests.full.deploy.policies.monitoring import prometheus_can_read
+from tests.full.deploy.policies.picker import pickers_only_read, pools_have_a_picker
 from tests.full.deploy.policies.pods import (
     copies_fit_the_disk,
     images_are_pinned,
@@ -55,5 +56,7 @@ POLICIES = {
         interruptions_are_limited,
         tokens_are_required,
         only_named_clients_are_admitted,
+        pickers_only_read,
+        pools_have_a_picker,
     )
 }

@@ -8,6 +8,7 @@ from sharp.serving.server.settings_sources import PREFIX, ServeSettings
 from tests.full.deploy.rendering import Document
 
 HEAD = "head"  # the name for the head of a Ray cluster, the only group of pods without a name
+PICKER = "sharp-epp"  # the label app.kubernetes.io/name of the Gateway API's endpoint picker
 HTTP_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 
@@ -20,6 +21,11 @@ class Pod:
     labels: dict[str, str]
     spec: dict[str, Any]
     of_ray: bool = False
+
+    @property
+    def is_picker(self) -> bool:
+        """Whether the pod is the Gateway API's endpoint picker, which is not our program."""
+        return self.labels.get("app.kubernetes.io/name") == PICKER
 
     @property
     def containers(self) -> list[dict[str, Any]]:
@@ -54,8 +60,14 @@ def pods(documents: list[Document]) -> Iterator[Pod]:
 
 
 def servers(documents: list[Document]) -> Iterator[Pod]:
-    """Yield pods that run sharp-serve. Ray's pods run `ray start` instead, and have policies of their own."""
-    return (pod for pod in pods(documents) if not pod.of_ray)
+    """Yield pods that run sharp-serve. Ray's pods and the endpoint picker have policies of their own."""
+    return (pod for pod in pods(documents) if not pod.of_ray and not pod.is_picker)
+
+
+def server_deployments(documents: list[Document]) -> list[Document]:
+    """Return the Deployments whose pods run sharp-serve."""
+    names = {pod.name for pod in servers(documents)}
+    return [document for document in of_kind(documents, "Deployment") if document["metadata"]["name"] in names]
 
 
 def environment(documents: list[Document], container: dict[str, Any]) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ def prometheus_can_read(documents: list[Document]) -> list[str]:
     """Find PodMonitors that are not let in, or whose scheme or job differs from the server's and the alerts'."""
     found = []
     for monitor in of_kind(documents, "PodMonitor"):
-        for pod in pods(documents):
+        for pod in (candidate for candidate in pods(documents) if not candidate.is_picker):
             named = pod.labels.get(monitor["spec"].get("jobLabel", "")) == JOB
             if not named and not pod.of_ray:
                 found.append(f'the job would not be "{JOB}", and the alert SharpDown would never fire')

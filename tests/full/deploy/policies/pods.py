@@ -9,10 +9,22 @@ from tests.full.deploy.policies.documents import pods, settings
 from tests.full.deploy.rendering import ROOT, Document
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-# The kinds of volumes that the pod security standard "restricted" allows.
+# The kinds of volumes that the pod security standard "restricted" allows, image volumes since Kubernetes 1.33.
 VOLUMES = {
-    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
+    *(
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "image",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    ),
 }
+# The picker is of another project, which releases it under versions of its own.
+PICKERS_VERSION = r"v\d+\.\d+\.\d+"
 UNITS = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -42,10 +54,13 @@ def restricted_pods(documents: list[Document]) -> list[str]:
 
 
 def no_cluster_access(documents: list[Document]) -> list[str]:
-    """Find pods that get a token of the cluster's API, or variables from the names of other services."""
+    """Find pods that get a token of the cluster's API, or variables from the names of other services.
+
+    `policies.picker` limits what the endpoint picker may do with its token.
+    """
     found = []
     for pod in pods(documents):
-        if pod.spec.get("automountServiceAccountToken", True):
+        if not pod.is_picker and pod.spec.get("automountServiceAccountToken", True):
             found.append(f"{pod.name} gets a service-account token")
         if pod.spec.get("enableServiceLinks", True):
             found.append(f"{pod.name} gets variables of services, and a service sharp-grpc would set SHARP_GRPC_PORT")
@@ -123,13 +138,15 @@ def volumes_are_there(documents: list[Document]) -> list[str]:
 def images_are_pinned(documents: list[Document]) -> list[str]:
     found = []
     for pod in pods(documents):
-        for container in pod.containers:
-            _, _, tag = container["image"].rpartition("/")[2].partition(":")
-            if (
-                not re.fullmatch(rf"{re.escape(VERSION)}(-cpu|-cuda|-ray)?", tag)
-                and "@sha256:" not in container["image"]
-            ):
-                found.append(f"{container['name']} runs {container['image']}, which is not of version {VERSION}")
+        used = {container["name"]: container["image"] for container in pod.containers}
+        used |= {
+            volume["name"]: volume["image"]["reference"] for volume in pod.spec.get("volumes", []) if "image" in volume
+        }
+        version = PICKERS_VERSION if pod.is_picker else rf"{re.escape(VERSION)}(-cpu|-cuda|-ray)?"
+        for name, image in used.items():
+            _, _, tag = image.rpartition("/")[2].partition(":")
+            if not re.fullmatch(version, tag) and "@sha256:" not in image:
+                found.append(f"{name} runs {image}, which is not of version {VERSION}")
         gpu = any(name.startswith("nvidia.com/") for name in pod.server["resources"]["limits"])
         if gpu != pod.server["image"].endswith("-cuda"):
             found.append(

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.full.deploy.policies.documents import SCALERS, of_kind, servers, settings
+from tests.full.deploy.policies.documents import SCALERS, of_kind, server_deployments, servers, settings
 from tests.full.deploy.rendering import Document
 
 
@@ -10,7 +10,7 @@ def one_owner_of_replicas(documents: list[Document]) -> list[str]:
     scalers = of_kind(documents, *SCALERS)
     targets = [scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers]
     found = [f"{name} has several autoscalers" for name in sorted(set(targets)) if targets.count(name) > 1]
-    for deployment in of_kind(documents, "Deployment"):
+    for deployment in server_deployments(documents):
         name = deployment["metadata"]["name"]
         if name in targets and "replicas" in deployment["spec"]:
             found.append(f"every apply would reset the replicas of {name}, which its autoscaler chose")
@@ -51,7 +51,7 @@ def queries_name_the_namespace(documents: list[Document]) -> list[str]:
 def interruptions_are_limited(documents: list[Document]) -> list[str]:
     """Find Deployments without a disruption budget that can be met, a network policy, or a spread over nodes."""
     found = []
-    for deployment in of_kind(documents, "Deployment"):
+    for deployment in server_deployments(documents):
         name = deployment["metadata"]["name"]
         for kind in ("PodDisruptionBudget", "NetworkPolicy"):
             if not of_kind(documents, kind):

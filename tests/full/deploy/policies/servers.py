@@ -4,7 +4,14 @@ from pydantic import ValidationError
 
 from sharp.serving.cli import serve
 from sharp.serving.server.settings_sources import KNOWN_VARIABLES, PREFIX
-from tests.full.deploy.policies.documents import HTTP_ROUTES, environment, of_kind, servers, settings
+from tests.full.deploy.policies.documents import (
+    HTTP_ROUTES,
+    environment,
+    of_kind,
+    server_deployments,
+    servers,
+    settings,
+)
 from tests.full.deploy.rendering import Document
 
 # The end of a server takes this much longer than its drain, for the last step and the last messages.
@@ -67,7 +74,7 @@ def the_start_has_time(documents: list[Document]) -> list[str]:
         allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
         if allowed < LOAD_SECONDS:
             found.append(f"{pod.name} has {allowed} s to load its model")
-        for deployment in of_kind(documents, "Deployment"):
+        for deployment in server_deployments(documents):
             if deployment["spec"].get("progressDeadlineSeconds", 600) <= allowed:
                 found.append(f"an update of {pod.name} counts as failed while it may still load its model")
     return found
@@ -105,7 +112,7 @@ def tokens_are_required(documents: list[Document]) -> list[str]:
 
     KServe's pods are behind its own gateway, and `policies.ray` checks Ray's pods.
     """
-    deployed = {deployment["metadata"]["name"] for deployment in of_kind(documents, "Deployment")}
+    deployed = {deployment["metadata"]["name"] for deployment in server_deployments(documents)}
     return [
         f"{pod.name} serves whoever reaches it"
         for pod in servers(documents)
