@@ -100,7 +100,6 @@ class AdaptedForCausalLM:
 
 
 def _class_of(base: PreTrainedConfig) -> type[PreTrainedModel]:
-    """Return the causal language model class of a config, with its attention replaced by the adapted norm."""
     found: Any = AutoModelForCausalLM._model_mapping[type(base)]
     return adapted_class(found)
 

@@ -300,7 +300,6 @@ def find_attention(model: PreTrainedModel) -> tuple[str, ...]:
     found: list[nn.Module] = []
 
     def probe(module: nn.Module, query: Tensor, *_arguments: Any, **_named: Any) -> tuple[Tensor, None]:
-        """Record the attention module that is called, and return zeros."""
         found.append(module)
         return torch.zeros_like(query).transpose(1, 2), None
 

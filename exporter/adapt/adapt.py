@@ -240,6 +240,7 @@ def _train(run: _Run, student: Student, text: TrainingText, recipe: Recipe, iden
     every = evaluated_every(recipe.steps)
 
     def after(progress: Progress) -> None:
+        """Report a training step, with the student's perplexity every `every` steps."""
         advance()
         measured = run.processes.first and (progress.step % every == 0 or progress.step == recipe.steps)
         run.on_step(progress, perplexity(token_losses(student, windows)) if measured else None)

@@ -249,6 +249,7 @@ def adapt(
             return lambda: bars.advance(task)
 
         def on_plan(plan: "Plan") -> None:
+            """Print the plan in one line."""
             bars.console.print(plan_line(plan, seconds), highlight=False, soft_wrap=True)
 
         def on_step(progress: "Progress", perplexity: float | None) -> None:

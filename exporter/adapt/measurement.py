@@ -80,6 +80,7 @@ def measure_before(work: Path, identity: str, before: Before, student: Student, 
 
 
 def _save(work: Path, identity: str, before: Before) -> None:
+    """Write the figures before the training to a file in `work`, with the identity of the run, in one piece."""
     written = work / f"{MEASURED_FILE}.partial"
     written.write_text(json.dumps({"run": identity, **asdict(before)}), encoding="utf-8")
     written.replace(work / MEASURED_FILE)

@@ -216,7 +216,6 @@ def _first_product(program: Program) -> str:
 
 
 def _check_alike(layers: list[Layer]) -> None:
-    """Check that all layers have the same numbers and sizes of heads, else raise InputError."""
     shapes = [(layer.q_heads, layer.kv_heads, layer.head_dim) for layer in layers]
     for layer, shape in zip(layers, shapes, strict=True):
         if shape != shapes[0]:

@@ -94,6 +94,7 @@ class GgufModel:
         return append
 
     def _load(self, path: str, context: int) -> Any:
+        """Load the GGUF file at `path` by llama.cpp on the CPU, with room for `context` tokens."""
         try:
             return self._library.Llama(
                 path,

@@ -87,7 +87,7 @@ class RerankRequest(EncoderRequest):
 
     @property
     def _texts(self) -> list[str]:
-        """Return the texts of the documents."""
+        """The texts of the documents, in their order."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
     def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
