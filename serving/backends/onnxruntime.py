@@ -317,7 +317,7 @@ class OnnxRuntimeBackend:
             self._binding.bind_ortvalue_output(tensor.updated_name, following)
 
     def _logits_of(self, rows: int) -> NDArray[np.float32]:
-        """Return memory for logits that is reused, so that no step has to allocate it from the system."""
+        """Return memory for float32 logits [rows, vocab] that later steps reuse, so that none allocates it again."""
         if self._readback is not None:
             return self._readback.rows(rows)
         if len(self._logits) < rows:
