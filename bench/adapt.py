@@ -74,6 +74,7 @@ def walk(model: Path, norm: str, steps: int, out: Path | None) -> None:
         unlike = encode(licence().read_text(encoding="utf-8"), tokenizer, vocabulary, "licence")
 
         def after(progress: Progress, student: Any = student, path: str = path) -> None:
+            """Move an SSA student on towards its norm after each training step, if `path` is "walk"."""
             if path == "walk" and norm == "ssa":
                 walk_on(student, (progress.step + 1) / progress.steps)
 
@@ -133,6 +134,7 @@ def temperature(model: Path, length: int, out: Path | None) -> None:
     rows: list[dict[str, Any]] = []
 
     def measure(**subject: Any) -> None:
+        """Measure the perplexity along the context and print it as a row with the fields `subject`."""
         rows.append({**subject, "by_position": along_context(student, text, length, length)})
         print(rows[-1], flush=True)
 
@@ -238,11 +240,13 @@ def measure(subject: str, tokens: int) -> dict[str, Any]:
     from sharp.models.normalized_attention import normalized_attention
 
     def one(heads: int, length: int) -> torch.Tensor:
+        """Return random queries, keys or values [1, heads, length, 64]."""
         return torch.randn(1, heads, length, 64, requires_grad=True)
 
     params = torch.tensor([[1.0, 2.0]] * 9, requires_grad=True) if subject == "ssa" else None
 
     def run(length: int) -> None:
+        """Compute attention over `length` tokens, forward and backward."""
         query, key, value = one(9, length), one(3, length), one(3, length)
         if subject == "sdpa":
             attend = torch.nn.functional.scaled_dot_product_attention

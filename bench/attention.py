@@ -83,6 +83,7 @@ def read_bandwidth(threads: int, clock: Clock) -> Callable[[], float]:
     numbers = torch.ones(READ_BYTES // 4)
 
     def read() -> float:
+        """Return the bytes per second of one streaming read."""
         began = clock()
         numbers.sum()
         return READ_BYTES / (clock() - began)
@@ -117,6 +118,7 @@ def first_step(step: Step, clock: Clock) -> tuple[float, float]:
 
 
 def _status_kb(field: str) -> int:
+    """Return a field of /proc/self/status in kB, as "VmHWM" (peak memory)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field)))
 

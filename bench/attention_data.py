@@ -99,11 +99,17 @@ def captured(checkpoint: Path, norm: str) -> list[LayerInputs]:
 
 
 def _load(path: Path) -> LayerInputs:
+    """Return the captured query, key and value of a layer, as float32."""
     with np.load(path) as arrays:
         return LayerInputs(**{name: arrays[name].astype(np.float32) for name in arrays.files})
 
 
 def _capture(checkpoint: Path, norm: str, folder: Path) -> None:
+    """Run a checkpoint over text and save query, key and value of some layers to `folder`, a file per layer.
+
+    Raises:
+        InputError: the model is no decoder.
+    """
     source = read_source(checkpoint, norm)
     decoder = source.model
     if not isinstance(decoder, Decoder):
@@ -146,7 +152,8 @@ def _token_ids(source: Source, folder: Path) -> list[int]:
 def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, dict[str, NDArray[np.generic]]]]:
     """Run one forward pass, and yield (layer, arrays by the fields of `LayerInputs`).
 
-    With `eager`, attention is that of the model's norm, otherwise torch's causal softmax without a position bias.
+    With `eager`, attention is that of the model's norm, otherwise torch's causal softmax without a position bias. `ids`
+    are the token ids of the one sequence.
     """
     written_out = EagerAttention(decoder.config)
     seen: dict[int, dict[str, NDArray[np.generic]]] = {}
@@ -160,6 +167,7 @@ def _run(decoder: Decoder, ids: list[int], eager: bool) -> Iterator[tuple[int, d
         alibi_slopes: torch.Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> torch.Tensor:
+        """Record the layer's query, key and value, and compute its attention."""
         seen[layer] = {
             name: tensor[0].numpy().astype(np.float16)
             for name, tensor in (("query", query), ("key", key), ("value", value))

@@ -75,9 +75,13 @@ class Workload:
 def _one_node_session(
     node: object, inputs: list[str], outputs: list[str], types: dict[str, int], threads: int
 ) -> ort.InferenceSession:
-    """Return a session of one node with the server's settings but for threads; `types` names what is not float32."""
+    """Return a session of one node with the server's settings but for threads; `types` names what is not float32.
+
+    `inputs` and `outputs` are the names of the node's values.
+    """
 
     def infos(names: list[str]) -> list[object]:
+        """Return ONNX declarations of these values, float32 unless `types` says otherwise."""
         return [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in names]
 
     opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
@@ -105,6 +109,10 @@ class PagedInputs:
         self.layers = [self._values(layer, np.random.default_rng(number)) for number, layer in enumerate(work.layers)]
 
     def _values(self, layer: LayerInputs, generator: np.random.Generator) -> dict[str, ort.OrtValue]:
+        """Return the op's inputs by name, with caches filled from the layer's keys and values.
+
+        `generator` shuffles the blocks, unless they are to be in order.
+        """
         work, block_size = self.work, self.block_size
         blocks_each = -(-work.context // block_size)
         blocks = np.arange(blocks_each * work.sequences, dtype=np.int32)
@@ -147,6 +155,7 @@ class PagedInputs:
 
 
 def _screen_values(layer: LayerInputs, cache: NDArray[np.generic]) -> dict[str, ort.OrtValue]:
+    """Return the inputs `key_screen` and `key_shift` for a key cache."""
     shift = layer.key.mean(0)
     screen = np.concatenate([screen_of_cache(blocks, shift) for blocks in np.array_split(cache, min(64, len(cache)))])
     return {
@@ -159,6 +168,7 @@ def ours(inputs: PagedInputs, normalizer: str, threads: int, statistics: bool = 
     """Return a step of Sharp's op in a one-node model, with caches bound in place; sparsemax is entmax with alpha 2.
 
     `statistics` is the value of collect_stats. `screen` uses the key screen, which the inputs have except in int8.
+    `threads` is the number of ONNX Runtime's threads.
     """
     work, cache_type = inputs.work, ONNX_TYPES[inputs.dtype]
     used = [*inputs.layers[0], "collect_stats"]
@@ -204,12 +214,14 @@ _NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dty
 
 
 def _in_pages(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return a copy of the array in huge pages, where the system has them."""
     copy = page_memory.zeros(array.shape, array.dtype.type)
     copy[...] = array
     return copy
 
 
 def _cache_value(array: NDArray[np.float32], dtype: str) -> ort.OrtValue:
+    """Return a cache as an ONNX Runtime value of dtype "bfloat16", "float16" or "float32"."""
     if dtype == "bfloat16":
         bits = array.astype(ml_dtypes.bfloat16).view(np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(_in_pages(bits), TensorProto.BFLOAT16)
@@ -280,6 +292,7 @@ def sdpa(work: Workload, threads: int) -> Step:
     heads = [tuple(torch.from_numpy(_in_pages(tensor.numpy())) for tensor in layer) for layer in heads]
 
     def step(layer: int) -> torch.Tensor:
+        """Compute attention of a layer by torch's SDPA."""
         query, key, value = heads[layer]
         with torch.inference_mode():
             return torch.nn.functional.scaled_dot_product_attention(
@@ -303,6 +316,7 @@ def entmax_package(work: Workload, threads: int) -> Step:
     masked = torch.arange(work.context)[None, :] > torch.arange(first, work.context)[:, None]
 
     def step(layer: int) -> torch.Tensor:
+        """Compute attention of a layer with entmax 1.5 of the package entmax."""
         query, key, value = heads[layer]
         with torch.inference_mode():
             grouped = query.unflatten(1, (work.kv_heads, group))  # [sequences, kv_heads, group, queries, dim]

@@ -36,10 +36,12 @@ SSA_B, SSA_N = 1.0, 2.0
 
 
 def _softmax(z: Floats, highest: float) -> Floats:
+    """Return softmax's weights of logits before their division by the sum, relative to the highest."""
     return np.exp(z - highest)
 
 
 def _ssa(z: Floats, _highest: float) -> Floats:
+    """Return SSA's weights of logits before their division by the sum."""
     return (1 + SSA_B * np.abs(z)) ** (SSA_N * np.sign(z))
 
 

@@ -64,6 +64,7 @@ def sharp(folder: Path, threads: int) -> Encode:
     )
 
     def encode(texts: Sequence[str], together: bool) -> Any:
+        """Return the embeddings [texts, size], computed in one request, or one request per text unless `together`."""
         groups = [texts] if together else [[text] for text in texts]
         for number, group in enumerate(groups):
             engine.add(encoder.prepare_encoding(EncodeRequest(str(number), texts=group, truncate=-1)))
@@ -94,6 +95,7 @@ def sentence_transformers(checkpoint: Path, threads: int) -> Encode:
     model = SentenceTransformer(str(checkpoint), device="cpu")
 
     def encode(texts: Sequence[str], together: bool) -> Any:
+        """Return the embeddings [texts, size], computed in one call, or one call per text unless `together`."""
         if together:
             return model.encode(list(texts), show_progress_bar=False)
         return np.stack([model.encode(text, show_progress_bar=False) for text in texts])

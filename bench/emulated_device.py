@@ -67,10 +67,12 @@ class EmulatedDevice:
         return StepOutput(self._logits[: len(batch.logits_indices)], self._stats(batch))
 
     def _stats(self, batch: StepInputs) -> NDArray[np.float32] | None:
+        """Return statistics of zeros [layers, tokens, q_heads, columns], or None if the step collects none."""
         layers, heads, values = self._stats_shape
         return np.zeros((layers, len(batch.input_ids), heads, values), np.float32) if batch.collect_stats else None
 
     def _wait(self, batch: StepInputs) -> None:
+        """Record the step and sleep for the time that the emulated device takes."""
         self.computed.append(Computed(len(batch.context_lens), time.perf_counter(), time.thread_time()))
         time.sleep(self.seconds)
 

@@ -54,6 +54,7 @@ def measure_steps(llm: LLM, streams: int, steps: int, params: dict[str, Any]) ->
     in_model = 0.0
 
     def timed(batch: StepInputs) -> StepOutput:
+        """Run the backend's step and keep its processor time."""
         nonlocal in_model
         began = time.thread_time()
         output = type(backend).step(backend, batch)

@@ -89,6 +89,7 @@ def sharp(folder: Path, threads: int, context: int, speculative_tokens: int | No
     llm = LLM(folder, backend=BackendConfig(threads=threads), engine=engine)
 
     def run(prompt: list[int], count: int) -> GenerationSpeed:
+        """Generate `count` tokens greedily after a prompt of token ids, and return the speed."""
         timing = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))[0].timing
         first = timing.time_to_first_token or 0.0
         return GenerationSpeed(first, (count - 1) / (timing.total - first))
@@ -110,6 +111,7 @@ def genai(folder: Path, threads: int, _context: int) -> Runtime:
     model = onnxruntime_genai.Model(config)
 
     def run(prompt: list[int], count: int) -> GenerationSpeed:
+        """Generate `count` tokens greedily after a prompt of token ids, and return the speed."""
         options = onnxruntime_genai.GeneratorParams(model)
         length = len(prompt) + count
         options.set_search_options(max_length=length, min_length=length, do_sample=False)
@@ -135,6 +137,7 @@ def llama(file: Path, threads: int, context: int) -> Runtime:
     )
 
     def run(prompt: list[int], count: int) -> GenerationSpeed:
+        """Generate `count` tokens greedily after a prompt of token ids, and return the speed."""
         model.reset()
         began, stamps = time.perf_counter(), []
         for _ in islice(model.generate(prompt, temp=0.0), count):

@@ -46,6 +46,7 @@ def wait_seconds(seconds: float) -> float:
     found: list[float] = []
 
     def wait() -> None:
+        """Measure how long 100 sleeps really take."""
         for _ in range(100):
             began = time.perf_counter()
             time.sleep(seconds)
@@ -83,6 +84,7 @@ def step_seconds(
     left, done = [streams], threading.Event()
 
     def sink(event: Event) -> None:
+        """Count the requests that are left, and set `done` after the last."""
         if isinstance(event, Finished):
             left[0] -= 1
             if not left[0]:

@@ -99,10 +99,12 @@ def scale_queries(model: onnx.ModelProto, attention: list[onnx.NodeProto], kind:
     random = np.random.default_rng(0)
 
     def constant(name: str, value: Any, dtype: Any = np.float32) -> str:
+        """Add an initializer called `name` to the graph, and return the name."""
         graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
         return name
 
     def add(op: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node with one output and return the output's name."""
         nodes.append(helper.make_node(op, list(inputs), [f"query_scale_{len(nodes)}"], **attributes))
         return nodes[-1].output[0]
 
@@ -165,7 +167,7 @@ def caches(llm: LLM) -> list[NDArray[Any]]:
 
 
 def share(llm: LLM, values: list[Any]) -> None:
-    """Let a model use the cache tensors of another model of the same shapes, in place of its own."""
+    """Let a model use cache tensors `values` of another model of the same shapes, in place of its own."""
     backend = llm._engine._backend
     backend._current = backend._next = values
     backend._bind_caches()

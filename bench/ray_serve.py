@@ -157,6 +157,7 @@ def throughput(addresses: list[str], load: Load) -> float:
     """
 
     async def run(requests: int) -> float:
+        """Send `requests` requests through each address, and return the throughput."""
         loads = [replace(load, requests=requests, seed=number) for number in range(len(addresses))]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(AsyncClient(address)) for address in addresses]

@@ -113,6 +113,7 @@ class Ring:
 
 
 def _hash(text: str) -> int:
+    """Return a 64-bit hash of the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -152,6 +153,7 @@ class _MeanWait:
         self._replicas, self._asked, self._mean = replicas, 0, 0.0
 
     def mean(self, now: float) -> float:
+        """Return the replicas' mean wait in seconds at time `now`, computed once per round of requests."""
         if self._asked % len(self._replicas) == 0:
             self._mean = sum(max(0.0, replica.free_at - now) for replica in self._replicas) / len(self._replicas)
         self._asked += 1

@@ -26,6 +26,7 @@ def field(name: str, form: str = "", scale: float = 1) -> Cell:
     """
 
     def cell(row: Row) -> str:
+        """Return the row's value as text, scaled and formatted; "" if it is missing."""
         value = row.get(name)
         if value is None:
             return ""
@@ -363,6 +364,7 @@ def adapt_temperature(result: Row) -> Iterator[str]:
 
 
 def _by_position(row: Row) -> dict[str, str]:
+    """Return perplexities of a row as text, by the range of positions, as "0 to 1023"."""
     return {f"{part['from']} to {part['to'] - 1}": f"{part['perplexity']:.2f}" for part in row["by_position"]}
 
 
@@ -458,6 +460,7 @@ def shown(name: str) -> Cell:
     """Return a cell that shows a field as it is, with numbers to four digits."""
 
     def cell(row: Row) -> str:
+        """Return the row's value as the text of a Markdown cell."""
         value = row.get(name, "")
         return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|").replace("\n", " ")
 

@@ -121,6 +121,10 @@ def _sums(folder: Path, names: list[str]) -> Iterator[tuple[str, FileSum]]:
 
 
 def _sum(path: Path, progress: "_Progress") -> FileSum:
+    """Return the size in bytes and the SHA-256 of a file.
+
+    Add to `progress` as bytes are read, and end early once it is stopped.
+    """
     digest, size = hashlib.sha256(), 0
     piece = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:

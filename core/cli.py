@@ -222,6 +222,7 @@ def exit_on_terminate() -> None:
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
+        """Exit with 128 plus the signal's number, as shells report signals."""
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):

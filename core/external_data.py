@@ -95,6 +95,14 @@ def is_there(path: Path) -> bool:
 
 
 def _check_tensor(path: Path, tensor: bytes, sizes: dict[str, int]) -> None:
+    """Check that the external data of an encoded TensorProto lies within its file and has the tensor's size.
+
+    `sizes` caches the sizes in bytes of data files by their location; a location that is not there yet is added.
+
+    Raises:
+        DamagedError: the offset or the length is no number.
+        InputError: the message names the weights; `path` is the model's file.
+    """
     entries: dict[str, str] = {}
     dimensions: list[int] = []
     data_type, name = 0, ""

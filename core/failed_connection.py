@@ -128,6 +128,10 @@ def explain(endpoint: Endpoint, detail: str = "") -> str:
 
 
 def _reason(endpoint: Endpoint, detail: str) -> str:
+    """Connect to the endpoint again and return the words that say why the call failed.
+
+    `detail` is the error's own text; it may be empty.
+    """
     proxy = None if proxy_bypass(endpoint.host) else getproxies().get("https" if endpoint.tls else "http")
     if proxy is not None:
         return (
@@ -174,12 +178,18 @@ def _reason(endpoint: Endpoint, detail: str) -> str:
 
 
 def _port(shown: str, port: int) -> int:
+    """Return `port` if it is from 1 to 65535.
+
+    Raises:
+        InputError: the port is out of range; the message begins with `shown`, the address as the user wrote it.
+    """
     if not 1 <= port <= MOST_PORT:
         raise InputError(f"{shown} has the port {port}; it must be from 1 to {MOST_PORT}")
     return port
 
 
 def _nothing_listens(endpoint: Endpoint) -> str:
+    """Return the words for a refused connection: start a server here, or start it with --host on the other machine."""
     try:
         here = ipaddress.ip_address(endpoint.host).is_loopback
     except ValueError:
@@ -193,12 +203,14 @@ def _nothing_listens(endpoint: Endpoint) -> str:
 
 
 def _other_protocol(endpoint: Endpoint) -> str:
+    """Return the words for a port whose server speaks HTTP where the command speaks gRPC, or the reverse."""
     if endpoint.protocol == "gRPC":
         return f"this is the port of an HTTP server, and this command speaks gRPC; {GIVE_GRPC}"
     return f"this is the port of a gRPC server, and this command speaks HTTP; {GIVE_URL}"
 
 
 def _connect(endpoint: Endpoint) -> socket.socket:
+    """Open a TCP connection to the endpoint within `SECONDS`, without TLS. OSError and UnicodeError are not caught."""
     return socket.create_connection((endpoint.host, endpoint.port), SECONDS)
 
 
@@ -231,6 +243,10 @@ def _reply(connection: socket.socket, host: str) -> bytes:
 
 
 def _protocol(reply: bytes) -> Protocol | None:
+    """Return the protocol that a server's first bytes show, or None.
+
+    HTTP/1 responses begin with "HTTP/"; gRPC servers send an HTTP/2 SETTINGS frame.
+    """
     if reply.startswith(b"HTTP/"):
         return "HTTP"
     return "gRPC" if len(reply) >= 9 and reply[3] == SETTINGS and not any(reply[5:9]) else None

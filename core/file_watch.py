@@ -39,6 +39,10 @@ def watch(reloaded: Reloaded, before: Signature) -> None:
 
 
 def _watch(reference: "weakref.ref[Reloaded]", before: Signature) -> None:
+    """Reload the referenced object whenever the signature of its watched files changes, until the object is collected.
+
+    `before` is the signature at the start. Exceptions of the reload are logged, and the watch goes on.
+    """
     while True:
         time.sleep(INTERVAL_SECONDS)
         reloaded = reference()
@@ -60,6 +64,7 @@ def signature(files: Iterable[Path]) -> Signature:
 
 
 def _signature_of(file: Path) -> tuple[int, int, int] | None:
+    """Return inode, time of modification (ns) and size (bytes) of a file; None if it cannot be read."""
     try:
         found = file.stat()
     except OSError:

@@ -95,9 +95,11 @@ class GroupedCommand(click.Command):
         super().format_epilog(ctx, formatter)
 
     def _brief(self, ctx: click.Context) -> bool:
+        """Whether the help in progress shows the common options only, as --help does without a group."""
         return bool(self.common) and ctx.meta.get(SHOWN, COMMON) == COMMON
 
     def _by_group(self, ctx: click.Context) -> Iterator[tuple[str, list[click.Option]]]:
+        """Yield each group's title with its options, and at the end `OTHERS` with the options that are in no group."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         for title, flags in self.groups.items():
             yield title, [option for option in options if not set(flags).isdisjoint(option.opts)]

@@ -96,6 +96,14 @@ class HttpConnection:
         raise AssertionError
 
     def _send(self, path: str, body: Mapping[str, Any] | None, deadline: float) -> bytes:
+        """Send a GET request if `body` is None, else a POST request with JSON, and return the response's bytes.
+
+        `deadline` is a time of `time.monotonic()`.
+
+        Raises:
+            TimeoutError: the deadline passed before all bytes were there.
+            _TooLargeError: the response has more than `MOST_BYTES`.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self._headers)  # noqa: S310 - checked by http_endpoint
         left = max(0.001, deadline - time.monotonic())
@@ -112,6 +120,11 @@ class HttpConnection:
         return b"".join(parts)
 
     def _parsed(self, path: str, content: bytes) -> Any:
+        """Return the JSON value of a response's bytes.
+
+        Raises:
+            InputError: the bytes are no JSON; the message quotes their beginning and the address of `path`.
+        """
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -120,9 +133,11 @@ class HttpConnection:
             ) from error
 
     def _late(self, path: str) -> SharpError:
+        """Return the error for a request to `path` that exceeded the timeout."""
         return SharpError(f"{self.url}{path} took more than {self._seconds:g} s; allow more with --timeout")
 
     def _refusal(self, path: str, error: urllib.error.HTTPError) -> str:
+        """Return a sentence with the HTTP status of a refused request and the beginning of the server's message."""
         try:
             said = shortened(error.read(PART_BYTES))
         except (OSError, HTTPException):
@@ -142,6 +157,10 @@ def shortened(content: bytes) -> str:
 
 
 def _pause(header: str | None) -> float:
+    """Return the seconds to wait before a retry, from the header Retry-After, limited to 0 ... `MOST_RETRY_SECONDS`.
+
+    Without a header, or with one that is no number, wait `RETRY_SECONDS`.
+    """
     try:
         return min(max(float(header or RETRY_SECONDS), 0.0), MOST_RETRY_SECONDS)
     except ValueError:

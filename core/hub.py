@@ -112,6 +112,7 @@ def _gguf_file(source: str, repository: str, part: str | None, names: list[str])
 
 
 def _unreachable(source: str, error: BaseException) -> str:
+    """Return the message for a `source` that is no local file while the Hugging Face Hub cannot be reached."""
     return (
         f"there is no file or folder {source}, and the Hugging Face Hub cannot be reached ({_line(error)}); fetch the "
         f"files where there is a network, and give their folder: {download_command(source)}"

@@ -51,6 +51,10 @@ def _limits() -> Iterator[float]:
 
 
 def _limit(group: Path) -> Iterator[float]:
+    """Yield the CPU limit of a control group's folder in cores, as 0.5; nothing if it has no limit.
+
+    Both versions of control groups are tried; files that are missing are skipped.
+    """
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota, period = " ".join((group / file).read_text() for file in files).split()

@@ -394,6 +394,7 @@ def check_model_version(folder: Path, version: str) -> None:
 
 
 def _manifest_sha256(folder: Path) -> str:
+    """Return the SHA-256 of the folder's manifest file as hexadecimal digits."""
     return hashlib.sha256(read_regular_file(folder / MANIFEST_FILE, MOST_MANIFEST_BYTES)).hexdigest()
 
 
@@ -411,6 +412,11 @@ def check_verified(folder: Path, manifest: Manifest, allow_unverified: bool) -> 
 
 
 def _check_version(path: Path, version: str) -> None:
+    """Check that this Sharp reads manifests of `version` ("major.minor"): the major numbers must be equal.
+
+    Raises:
+        InputError: the major number differs; the message names `path`, the manifest.
+    """
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
         raise InputError(
             f"{path} has format version {version}, this Sharp reads {FORMAT_VERSION}; "

@@ -129,12 +129,17 @@ def remove_models(names: Sequence[str]) -> None:
 
 
 def _name_of(source: Path) -> str:
+    """Return a source's file or folder name for an entry of the cache: at most 60 letters, digits, ".", "_" and "-".
+
+    A file loses its suffix; each other character becomes "-".
+    """
     source = source.absolute()
     name = source.name if source.is_dir() else source.stem
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:60]
 
 
 def _described(entry: Path) -> dict[str, Any]:
+    """Return the JSON object that describes a cache entry's source; empty if it is missing or no object."""
     try:
         content = json.loads((entry / SOURCE).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # an export that was interrupted

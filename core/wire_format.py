@@ -54,6 +54,11 @@ def integers(value: "int | memoryview") -> list[int]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Decode the varint of `message` that begins at byte `at`. Return its value and the index of the byte after it.
+
+    Raises:
+        DamagedError: the varint is longer than 10 bytes.
+    """
     value = 0
     for shift in range(0, 70, 7):
         byte = message[at]
@@ -65,11 +70,15 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes, text or a message. Appended to an encoded message, the field becomes part of it."""
+    """Encode a field of bytes, text or a message. Appended to an encoded message, the field becomes part of it.
+
+    `number` is the field's number in the message's definition.
+    """
     return _number(number << 3 | 2) + _number(len(content)) + content
 
 
 def _number(value: int) -> bytes:
+    """Encode a number >= 0 as a varint, 7 bits per byte, the lowest first."""
     written = bytearray()
     while value > 127:
         written.append(value & 127 | 128)

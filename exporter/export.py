@@ -194,6 +194,7 @@ def dry_run(
 
 
 def _check_target(settings: ExportSettings) -> None:
+    """Check that the target supports cache, precision and norm, else raise InputError."""
     settings.graph.check(settings.cache, settings.chosen_target)
     if settings.norm is not None and is_custom(settings.norm) and settings.chosen_target != "portable":
         raise InputError(f"no kernel has --norm {settings.norm}; leave --target {settings.target} out")
@@ -261,6 +262,14 @@ def _prepare(
 def _export_into(
     staging: Path, source: Source, form: Form, settings: ExportSettings, name: str, phase: Phase, against: str
 ) -> tuple[manifest.Manifest, Verification, Perplexity | None, dict[str, Any]]:
+    """Export the model into the folder `staging`, and verify it there.
+
+    `phase` (title, steps) starts a line of progress and returns the function to call per step. `against` describes the
+    second reader of the checkpoint.
+
+    Returns:
+        the manifest, the result of verification, perplexity (None if the model reads no text) and the report.
+    """
     if source.write_tokenizer is not None:
         source.save_tokenizer(staging)
     measured, text = None, None
@@ -368,6 +377,7 @@ def _some_tokens(source: Source, settings: ExportSettings, staging: Path) -> tup
 
 
 def _norm_name(source: Source) -> str:
+    """Return the name of the source's norm; a decoder with several per head has a name of its own."""
     return source.model.norm_name if isinstance(source.model, Decoder) else source.model.config.norm
 
 
@@ -391,6 +401,10 @@ def _with_columns(port: manifest.Port, columns: int) -> manifest.Port:
 
 
 def _measure(source: Source, text: str, tokens: Tensor, on_step: Callable[[], None]) -> tuple[Perplexity, Text]:
+    """Return the perplexity of the original and the exported norm over `tokens`, and the tokens with their losses.
+
+    `text` names the text. `on_step` is called after each model; a trained model is measured once.
+    """
     losses: list[Tensor] = []
     for model in (source.original,) if source.trained else (source.original, source.model):
         assert isinstance(model, Decoder)
@@ -477,6 +491,7 @@ def describe(
 
 
 def _norm(source: Source, form: Form, settings: ExportSettings) -> manifest.Norm:
+    """Return the manifest's entry of the norm: its parameters, and the norms per head if they differ."""
     config = form.config
     return manifest.Norm(
         name=config.norm,

@@ -186,6 +186,7 @@ def run_export(flags: ExportFlags) -> None:
         progress = phase.progress
 
         def on_source(read: Source) -> None:
+            """Print the warnings about the checkpoint."""
             if not read.trained:
                 progress.console.print(untrained_warning(read))
             for warning in read.warnings:

@@ -192,9 +192,13 @@ def _call_of(inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _traced_with(module: nn.Module, arguments: Any, named: Any, varying: int) -> ExportedProgram:
-    """Trace the module with the first `varying` dimensions of every tensor dynamic, where this is possible."""
+    """Trace the module with the first `varying` dimensions of every tensor dynamic, where this is possible.
+
+    `arguments` and `named` are the example inputs by position and by name.
+    """
 
     def shape_of(one: Any) -> dict[int, Any] | None:
+        """Return an argument's dynamic dimensions for torch.export; None if it is no tensor."""
         return dict.fromkeys(range(min(varying, one.dim())), Dim.AUTO) if isinstance(one, Tensor) else None
 
     twice = _two_sequences((arguments, named))
@@ -205,6 +209,11 @@ def _traced_with(module: nn.Module, arguments: Any, named: Any, varying: int) ->
 
 
 def _traced(module: nn.Module, arguments: Any, named: Any, dynamic_shapes: Any) -> ExportedProgram:
+    """Export a copy of the module with torch.export; the arguments are those of `torch.export.export`.
+
+    Raises:
+        InputError: the module cannot be traced; the message names the line of the user's code.
+    """
     try:
         with quiet():
             return torch.export.export(copied(module), arguments, named, dynamic_shapes=dynamic_shapes)
@@ -214,6 +223,7 @@ def _traced(module: nn.Module, arguments: Any, named: Any, dynamic_shapes: Any) 
 
 
 def _runs_at_other_sizes(exported: ExportedProgram) -> bool:
+    """Whether the program runs with random inputs of all sizes (batch, length) in `PROBED`."""
     try:
         program = Program(exported)
         roles = roles_of(program)
@@ -270,6 +280,7 @@ def check_traced(module: nn.Module, exported: ExportedProgram, example_inputs: E
 
 
 def _of_chance(exported: ExportedProgram) -> str:
+    """Return the end of a message about outputs that differ: it names the random node, if one is found."""
     node = next((random for random in exported.graph.nodes if is_random(random)), None)
     if node is None:
         return "; it must compute the same whenever it is called, and keep no state"

@@ -22,6 +22,7 @@ class PhaseLines:
         done, shown = 0, self._clock()
 
         def advance() -> None:
+            """Count one step, and print a line every `LINE_SECONDS`."""
             nonlocal done, shown
             done += 1
             if done < steps and self._clock() - shown >= LINE_SECONDS:
@@ -31,6 +32,7 @@ class PhaseLines:
         return advance
 
     def _line(self, text: str) -> None:
+        """Print a line that begins with the seconds since the start."""
         self._console.print(f"{self._clock() - self._began:6.1f} s  {text}", highlight=False, markup=False)
 
 
@@ -81,6 +83,7 @@ class PhaseBar:
         done = 0
 
         def advance() -> None:
+            """Count one step, and move the bar by its share of the phase."""
             nonlocal done
             done += 1
             self._reach(before + self._shares.get(name, 0.0) * min(1.0, done / steps))

@@ -110,10 +110,12 @@ def disk_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) -> 
 
 
 def _memory_bytes(weights: int) -> int:
+    """Return the estimated memory in bytes of an export whose weights have `weights` bytes."""
     return BASE_BYTES + int((COPIES_OF_LARGE if weights >= LEAST_BYTES else COPIES) * weights)
 
 
 def _cache_bytes(form: Form) -> float:
+    """Return the bytes that one token takes in the cache of all layers."""
     config = form.config
     if form.cache.form == "contiguous":
         return config.layers * config.kv_heads * (config.head_dim + config.value_dim) * BYTES["float32"]
@@ -122,6 +124,7 @@ def _cache_bytes(form: Form) -> float:
 
 
 def _weight_bytes(model: nn.Module, options: GraphOptions, config: SharpConfig) -> int:
+    """Return the bytes of the weights as written: in the export's dtype or quantized. Tied weights count once."""
     parameters = {id(parameter): parameter for parameter in model.parameters()}  # tied parameters are there once
     if options.quantize is None:
         return sum(parameter.numel() for parameter in parameters.values()) * BYTES[options.dtype]

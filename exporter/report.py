@@ -188,11 +188,13 @@ def column(runtime: str) -> str:
 
 
 def _errors(one: CaseComparison) -> str:
+    """Return the table cell of a comparison: errors of logits and entropy (nats), * if PyTorch's rounding counts."""
     mark = "" if one.rounding is None else "*"
     return f"{one.logits_error:.0e}, {one.entropy_error:.0e}{mark}{'' if one.passed else ' FAILED'}"
 
 
 def _ties(one: Continuation) -> str:
+    """Return the words for other tokens within the tolerance of the greedy one; "" if there is none."""
     return f" ({one.tied} others within the tolerance)" if one.tied else ""
 
 

@@ -146,6 +146,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _partial_folders(target: Path) -> Iterator[Path]:
+    """Yield the folders beside `target` that interrupted exports left."""
     name = re.compile(re.escape(_prefix(target)) + "[a-z0-9_]{8}")
     for path in sorted(target.parent.iterdir()):
         if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
@@ -165,4 +166,5 @@ def _abandoned(path: Path) -> bool:
 
 
 def _prefix(target: Path) -> str:
+    """Return the beginning of the names of temporary folders for `target`."""
     return f".{target.name}.partial-"

@@ -94,6 +94,7 @@ class AdaptedForCausalLM:
 
     @classmethod
     def _from_config(cls, config: AdaptedConfig, **named: Any) -> Any:
+        """Make the model of the base config's own class, with attention replaced by the adapted norm."""
         base = config.base_config()
         named |= {"attn_implementation": MODEL_TYPE}
         return _class_of(base)._from_config(base, **named)

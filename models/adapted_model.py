@@ -279,7 +279,7 @@ def _of_heads(tensor: Tensor, heads: tuple[int, ...], q_heads: int) -> Tensor:
 
 
 def _options_of(heads: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Return `options` with the values per head reduced to some query heads."""
+    """Return `options` with sinks, head_params, slopes and mask reduced to the query heads `heads`."""
     of_head = ("sinks", "head_params", "alibi_slopes")
     given = {name: options[name][list(heads)] for name in of_head if options.get(name) is not None}
     mask = options["mask"]

@@ -125,6 +125,7 @@ class ChunkedAttention:
         return d_all[..., :-1], d_own, d_all[..., -1].sum((0, 2))
 
     def _beside(self, of_keys: Tensor, of_sink: float) -> Tensor:
+        """Append the column `of_sink` to values [..., keys] if there are sinks, else return them unchanged."""
         return of_keys if self.options.sinks is None else functional.pad(of_keys, (0, 1), value=of_sink)
 
 

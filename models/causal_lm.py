@@ -44,6 +44,10 @@ class SharpForCausalLM(Transformer):
     def forward(
         self, input_ids: Tensor, positions: Tensor | None = None, attention: AttentionFunction | None = None
     ) -> Tensor:
-        """Return logits [batch, tokens, vocab_size]; the arguments are those of `hidden_states`."""
+        """Return logits [batch, tokens, vocab_size]; the arguments are those of `hidden_states`.
+
+        `input_ids` and `positions` are int64 [batch, tokens]; positions are 0, 1, ... if None. `attention` None is
+        eager attention.
+        """
         logits: Tensor = self.lm_head(self.hidden_states(input_ids, positions, attention))
         return logits

@@ -170,6 +170,7 @@ def start_from(model: Model, path: Path) -> None:
 
 
 def _of_norm(name: str) -> bool:
+    """Whether the parameter `name` belongs to the norm."""
     return "head_parameters." in name or "query_scale." in name
 
 
@@ -198,6 +199,7 @@ def parse_description(path: Path | str, content: dict[str, Any]) -> tuple[type[M
 
 
 def _make(model_class: type[Model], config: Config) -> Model:
+    """Make a model with random weights."""
     model: Model = model_class(config)  # type: ignore[arg-type] # the pairs of MODELS belong together
     return model
 
@@ -208,6 +210,7 @@ def _tied(config: Config) -> set[str]:
 
 
 def _config(path: Path | str, config_class: type[Config], values: object) -> Config:
+    """Return the config in a checkpoint. InputError if `values` lack fields, or have unknown or wrong ones."""
     if not isinstance(values, dict):
         raise InputError(f"{path} has no model configuration; save it again with sharp.models.checkpoint")
     known = {field.name for field in fields(config_class)}
@@ -222,6 +225,7 @@ def _config(path: Path | str, config_class: type[Config], values: object) -> Con
 
 
 def _check_types(path: Path, state: dict[str, Tensor]) -> None:
+    """Check that all weights are plain tensors of a stored dtype, else raise InputError."""
     for name, tensor in state.items():
         if tensor.dtype not in STORED_TYPES or tensor.layout != torch.strided or tensor.is_meta:
             raise InputError(
@@ -231,12 +235,14 @@ def _check_types(path: Path, state: dict[str, Tensor]) -> None:
 
 
 def _check_finite(path: Path, state: dict[str, Tensor]) -> None:
+    """Check that no weight is NaN or infinite, else raise InputError."""
     for name, tensor in state.items():
         if not tensor.isfinite().all():
             raise InputError(f"{path}: parameter {name} has values that are not finite in {tensor.dtype}")
 
 
 def _check_state(path: Path, model_class: type[Model], config: Config, state: dict[str, Tensor]) -> None:
+    """Check that names and shapes of the weights are those of the configured model, else raise InputError."""
     try:
         with torch.device("meta"):  # without memory, because a wrong configuration may need more than there is
             expected = _make(model_class, config).state_dict()

@@ -26,6 +26,9 @@ def check_norm_options(
 ) -> None:
     """Check the options of a norm, whose limits are those of float32; they are checked even if the norm ignores them.
 
+    `alpha` is entmax's, `temperature` that of fixed-temperature, and the coefficients (highest power first) with the
+    entropy threshold (nats) are those of adaptive temperature.
+
     Raises:
         InputError: a value is out of range; the message names field, value and limit.
     """
@@ -149,6 +152,7 @@ class SharpConfig:
         return self.temperature if self.norm == "fixed-temperature" else 1.0
 
     def _check(self) -> None:
+        """Check the norm, that sizes are whole numbers within limits and that heads agree; else raise InputError."""
         get_norm(self.norm)
         for field in (
             *("vocab_size", "hidden_size", "intermediate_size", "layers", "q_heads", "kv_heads", "head_dim"),

@@ -143,7 +143,7 @@ def measure(
     samples: int,
     seed: int,
 ) -> list[Measurement]:
-    """Measure a row for every length and, within a length, every value of `sweep`, from `samples` samples each.
+    """Return a row of scores for every length and, within a length, every value of `sweep`, of `samples` samples each.
 
     The model is put into evaluation mode.
 
@@ -180,6 +180,7 @@ def measure(
 
 
 def _varied(sampler: Sampler, field: str, value: float) -> Sampler:
+    """Return the sampler with another value of a field; a whole number is passed as an integer."""
     return with_parameters(sampler, (f"{field}={int(value) if value.is_integer() else value}",))
 
 

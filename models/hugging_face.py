@@ -207,6 +207,7 @@ class HuggingFaceForCausalLM(SharpPreTrainedModel, GenerationMixin):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention of a layer over cached and new keys, by the model's norm."""
             if past is not None:  # a cache layer holds [batch, kv_heads, tokens, head_dim]
                 key, value = past.update(key.transpose(1, 2), value.transpose(1, 2), layer)
                 key, value = key.transpose(1, 2), value.transpose(1, 2)

@@ -146,6 +146,7 @@ def scaled_attention(config: SharpConfig, gammas: Doubles, onset: int) -> Attent
         alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
+        """Compute eager attention of a layer with its queries scaled by the length."""
         positions = torch.arange(query.shape[1])[None]
         factor = scales[layer](positions, positions).unsqueeze(-1)
         return eager(layer, query * factor.to(query.dtype), key, value, head_params, alibi_slopes, options)

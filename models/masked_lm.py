@@ -50,7 +50,7 @@ class SharpForMaskedLM(Transformer):
     ) -> Tensor:
         """Return logits [batch, tokens, vocab_size], which are meaningless at padding.
 
-        The arguments are those of `hidden_states`.
+        The arguments are those of `hidden_states`. `input_ids` are int64 [batch, tokens], and the mask is 0 at padding.
         """
         logits: Tensor = self.lm_head(self.hidden_states(input_ids, attention_mask, attention))
         return logits

@@ -106,6 +106,7 @@ def _by_autograd(attention: ChunkedAttention, query: Tensor, key: Tensor, value:
 
     @_in_its_own_dtype
     def output_of(query: Tensor, key: Tensor, value: Tensor, chunk: QueryChunk) -> Tensor:
+        """Compute the output of one chunk of queries, [batch, q_heads, chunk, value_dim]."""
         products = by_key_head(wide(query[:, :, chunk.rows]), key.shape[1]) @ wide(key[:, :, chunk.keys]).mT
         logits, _, visible = attention.logits(by_head(products, query.shape[1]), chunk)
         weights = by_key_head(attention.weights(logits, visible), key.shape[1])
@@ -125,6 +126,7 @@ def _check(
     mask: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
+    """Check shapes and dtypes of the arguments of `normalized_attention`; InputError says which do not agree."""
     shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
     if not query.ndim == key.ndim == value.ndim == 4:
         raise InputError(f"{shapes}: each must be [batch, heads, tokens, dim]")
@@ -154,6 +156,7 @@ def _in_its_own_dtype(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(compute)
     def run(first: Tensor, *rest: Any) -> Any:
+        """Call the function without autocast."""
         if not torch.amp.is_autocast_available(first.device.type):
             return compute(first, *rest)
         with torch.autocast(first.device.type, enabled=False):
@@ -181,6 +184,10 @@ def _forward(
     softcap: float,
     sinks: Tensor | None = None,  # the last argument, because programs that were saved earlier lack it
 ) -> Tensor:
+    """Compute attention in chunks of queries; the result is [batch, q_heads, queries, value_dim] in the query's dtype.
+
+    The arguments are those of `normalized_attention`, with `scale` and `alpha` as numbers.
+    """
     options = NormalizerOptions(head_params, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     attention = ChunkedAttention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
     if normalizer == "softmax" and attention.is_plain(query, key):
@@ -204,6 +211,7 @@ def _forward(
 
 @_forward.register_fake
 def _(query: Tensor, _key: Tensor, value: Tensor, *_rest: Any) -> Tensor:
+    """Return an empty output [batch, q_heads, queries, value_dim], for tracing."""
     return query.new_empty(*query.shape[:3], value.shape[3])
 
 
@@ -227,6 +235,10 @@ def _backward(
     softcap: float,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key, value, head_params and sinks, given `gradient` of the output.
+
+    The last two are float32 or wider, and empty if the parameter is absent. Logits are computed again, chunk by chunk.
+    """
     options = NormalizerOptions(head_params, alpha, tuple(temperature_coefficients), entropy_threshold, sinks)
     attention = ChunkedAttention(normalizer, options, scale, causal, window, softcap, alibi_slopes, mask)
     q_heads, kv_heads = query.shape[1], key.shape[1]
@@ -261,6 +273,7 @@ def _backward(
 
 @_backward.register_fake
 def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, head_params: Tensor | None, *rest: Any) -> Any:
+    """Return empty gradients of query, key, value, head_params and sinks, for tracing."""
     params, sinks = (
         wide(key[:0]).new_empty(0 if parameter is None else parameter.shape) for parameter in (head_params, rest[-1])
     )
@@ -268,12 +281,14 @@ def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, head_params:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the signature that torch calls
+    """Save the inputs for the gradient: tensors in `ctx`, and the other arguments as `ctx.settings`."""
     *settings, sinks = inputs[6:]
     ctx.save_for_backward(*inputs[:6], sinks)
     ctx.settings = settings
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each argument of `_forward`; None for arguments that have none."""
     query, key, value, head_params, alibi_slopes, mask, sinks = ctx.saved_tensors
     d_query, d_key, d_value, d_params, d_own_sinks = _backward(
         gradient, query, key, value, head_params, alibi_slopes, mask, *ctx.settings, sinks

@@ -134,6 +134,7 @@ def softpick(
 def _of_power(
     logits: Tensor, visible: Tensor, weights: Tensor, gradient: Tensor, options: NormalizerOptions
 ) -> Tensor | None:
+    """Return the gradient [heads, 1] of power, the exponent of the number of visible keys; None without head_params."""
     if options.head_params is None:
         return None
     return (-log_count(visible, logits) * gradient * weights).sum((0, 2, 3))[:, None]
@@ -152,5 +153,6 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, NormalizerOptions
 
 
 def _through_softmax(weights: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient of softmax's logits, w (g - sum w g), given its weights w and their gradient g."""
     mean = (weights * gradient).sum(-1, keepdim=True)
     return (gradient - mean).mul_(weights)

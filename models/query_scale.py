@@ -112,6 +112,7 @@ class QueryScale(nn.Module):
         return with_one[..., torch.tensor(indices, device=factor.device)]
 
     def _gamma(self, hidden: Tensor) -> Tensor | float:
+        """Return gamma, the exponent of the scale: a fixed number, one per head, or one per token from `hidden`."""
         if self.gamma is not None:
             return self.gamma
         if self.kind == "head":
@@ -125,6 +126,7 @@ def mean_log_length(trained_context: int) -> float:
 
 
 def _projection(hidden_size: int, heads: int) -> nn.Linear:
+    """Return a linear layer to one number per head, with small random weights and no bias."""
     linear = nn.Linear(hidden_size, heads)
     nn.init.normal_(linear.weight, std=PROJECTION_STD)
     nn.init.zeros_(linear.bias)

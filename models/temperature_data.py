@@ -126,6 +126,7 @@ def sequences_of(stored: Checkpoint, model: SharpForCausalLM, lengths: str | Non
         check_recorded(model.config, sampler.tokens(length))
 
     def one_by_one(samples: int, seed: int) -> Iterator[TrainingBatch]:
+        """Yield `samples` random samples of each length, one sequence per batch."""
         for batch in sample(sampler, sizes, samples, seed):
             for inputs, targets in zip(batch.inputs[0].split(1), batch.targets.split(1), strict=True):
                 yield TrainingBatch((inputs,), targets)
@@ -154,6 +155,7 @@ def windows_of(model: SharpForCausalLM, lengths: str | None, text_file: Path | N
             )
 
     def windows(samples: int, seed: int) -> Iterator[TrainingBatch]:
+        """Yield random windows of the text, `samples` of each length, with the next tokens as targets."""
         generator = torch.Generator().manual_seed(seed)
         for length in sizes:
             for start in torch.randint(len(tokens) - length, (samples,), generator=generator).tolist():

@@ -181,6 +181,7 @@ def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
         alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
+        """Compute eager attention with logits, position bias included, divided by theta."""
         slopes = None if alibi_slopes is None else alibi_slopes / theta
         return eager(layer, query / theta, key, value, head_params, slopes, options)
 
@@ -188,6 +189,7 @@ def at_temperature(config: SharpConfig, theta: float) -> AttentionFunction:
 
 
 def _points(entropies: list[Tensor], inverses: list[Tensor], samples: int, generated: int) -> Points:
+    """Return the concatenated points; `samples` and `generated` count the rows used and the rows tried."""
     return Points(
         torch.cat([*entropies, torch.empty(0)]).double().numpy(),
         torch.cat([*inverses, torch.empty(0)]).double().numpy(),

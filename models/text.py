@@ -100,7 +100,7 @@ class PageText(HTMLParser):
             self.parts.append("\n")
 
     def handle_data(self, data: str) -> None:
-        """Keep text outside skipped elements."""
+        """Append text to the page's parts, with line breaks and spaces folded; text of skipped elements is dropped."""
         if self.skip_from is None:
             # \v represents a line break of <pre> until the page's own line breaks are folded.
             self.parts.append(data.replace("\n", "\v") if self.pre_from is not None else re.sub(r"\s+", " ", data))

@@ -66,7 +66,10 @@ def text_config(norm: str, temperature: float = 1.0) -> SharpConfig:
 
 
 def text_settings(steps: int, seed: int, compile_model: bool) -> TrainSettings:
-    """Return the settings of the demo: most steps on short sequences, which cost less, the last fifth on 512 tokens."""
+    """Return the settings of the demo: most steps on short sequences, which cost less, the last fifth on 512 tokens.
+
+    The run has `steps` steps; `compile_model` compiles the model with torch.compile.
+    """
     stages = (Stage(0, 128), Stage(steps * 2 // 5, 256), Stage(steps * 4 // 5, 512))
     return TrainSettings(steps=steps, batch_tokens=4096, stages=stages, seed=seed, bfloat16=True, compile=compile_model)
 

@@ -125,12 +125,16 @@ _initialize_weights = PreTrainedModel._initialize_weights
 
 
 def _post_init_with_norm(self: PreTrainedModel) -> None:
+    """Attach the norm that the model's config names, then run transformers' own post_init."""
     attach_requested(self)
     _post_init(self)  # type: ignore[no-untyped-call]
 
 
 def _initialize_with_norm(self: PreTrainedModel, module: Any, is_custom_code: bool = False) -> Any:
-    """Initialize like transformers; a norm that no file contains gets its start values."""
+    """Initialize like transformers; a norm that no file contains gets its start values.
+
+    `module` is the module to initialize; the arguments and the result are those of transformers' method.
+    """
     if isinstance(module, AttentionNorm) and not getattr(module, "_is_hf_initialized", False):
         with torch.device("cpu"):  # transformers makes models on the meta device
             start = dict(AttentionNorm(module.described, module.layer).named_parameters())

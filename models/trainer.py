@@ -218,6 +218,7 @@ def _descend(
 
 
 def _not_finite(step: int, saved: int, folder: Path) -> SharpError:
+    """Return the error for a loss that is NaN or infinite at `step`; `saved` is the last saved step, 0 if none."""
     kept = f"the last good state, of step {saved}, is in {folder}" if saved else "nothing was saved yet"
     return SharpError(
         f"the loss is not finite at step {step}; {kept}: delete the folder and train again with a lower learning rate"

@@ -92,7 +92,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """Apply the block: [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
-        The other arguments are those of `Attention.forward`.
+        `last_visible` is the last position that each token sees, `rotary` are cos and sin of RoPE or None, and
+        `attention` computes attention.
         """
         hidden = hidden + self.attention(self.attention_norm(hidden), last_visible, rotary, attention)
         output: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))

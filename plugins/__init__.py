@@ -34,6 +34,11 @@ def library_path(runtime: str) -> str:
 
 
 def _library_folders() -> Iterator[Path]:
+    """Yield the folders that may hold the native libraries, in the order of search. They need not exist.
+
+    Raises:
+        InputError: SHARP_LIBRARY_FOLDER names no folder.
+    """
     # Another build of the libraries, for example one with sanitizers (`make sanitize`).
     if chosen := os.environ.get("SHARP_LIBRARY_FOLDER"):
         if not Path(chosen).is_dir():

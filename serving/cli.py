@@ -135,6 +135,11 @@ def _collect(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _announce(started: Started) -> None:
+    """Print the server's addresses, and exclude the objects loaded by now from garbage collection.
+
+    Raises:
+        SharpError: stdout cannot be written.
+    """
     from sharp.serving.server.startup import print_startup
 
     gc.collect()
@@ -226,6 +231,11 @@ def generate(
 
 
 def _prompt(text: str | None, token_ids: str | None) -> Prompt:
+    """Return the prompt: `text` ("-" reads stdin), or the ids in `token_ids`, separated by commas.
+
+    Raises:
+        InputError: both or neither are given, or an id is no number.
+    """
     if (text is None) == (token_ids is None):
         raise InputError("give either PROMPT or --token-ids")
     if token_ids is None:

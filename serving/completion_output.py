@@ -34,6 +34,7 @@ def print_event(event: Delta | Finished, as_token_ids: bool) -> None:
 
 
 def _spaced(token_ids: Iterable[int]) -> str:
+    """Return token ids, each followed by a space."""
     return "".join(f"{token_id} " for token_id in token_ids)
 
 

@@ -120,7 +120,7 @@ class LLM:
             self._engine.report()
 
     def _feed(self, waiting: deque[GenerateRequest]) -> None:
-        """Give the engine requests until its queue is full."""
+        """Move requests from `waiting` to the engine until its queue is full."""
         while waiting:
             try:
                 self._engine.add(waiting[0])
@@ -130,6 +130,11 @@ class LLM:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one or several prompts as a list; a list of integers is one prompt of token ids.
+
+    Raises:
+        InputError: the prompts are something else or mixed.
+    """
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable):

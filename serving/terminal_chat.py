@@ -205,6 +205,7 @@ def changed(params: SamplingParams, setting: str) -> SamplingParams:
 
 
 def _described(chat: Chat) -> str:
+    """Return the words about model, length of the conversation in tokens, and sampling."""
     params = chat.params.with_defaults(chat.llm.model.sampling)
     shown: dict[str, Any] = {name: getattr(params, name) for name in NUMBERS}
     manifest = chat.llm.model.manifest

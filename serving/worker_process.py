@@ -82,6 +82,12 @@ class WorkerProcess:
         return reply
 
     def _exchange(self, message: bytes, deadline: float) -> bytes:
+        """Send a message and return the process's reply, one line, until `deadline` (time.monotonic).
+
+        Raises:
+            TimeoutError: the deadline passed.
+            EOFError: the process ended.
+        """
         unsent, reply = memoryview(message), bytearray()
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._input, select.POLLOUT)

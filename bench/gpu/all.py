@@ -51,6 +51,10 @@ class Run:
 
 
 def _bench(name: str, shows: str, minutes: float, *arguments: str, decides: bool = False, file: str = "gpu") -> Run:
+    """Return a run of `bench.gpu.run` with these arguments, or of `bench.gpu.library` if `file` says so.
+
+    `shows` says what the run measures, `minutes` how long it may take, and `decides` that later runs depend on it.
+    """
     module = "bench.gpu.library" if file.startswith("gpu_library") else "bench.gpu.run"
     tail = ("--minutes", "{minutes}", "--output", f"{{output}}/{file}.json", "--resume")
     return Run(name, shows, minutes, (sys.executable, "-m", module, *arguments, *tail), decides)
@@ -163,7 +167,7 @@ class State:
         self.ended = {name: code for name, code in self.ended.items() if name not in names}
 
     def note(self, name: str, code: str) -> None:
-        """Note how a run has ended, also in the file."""
+        """Record the code with which the run `name` ended, in memory and in the state's file."""
         self.ended[name] = code
         new = self._path.with_suffix(".new")  # replaced in one piece, because the machine may be taken back meanwhile
         new.write_text(json.dumps(self.ended, indent=1) + "\n", encoding="utf-8")

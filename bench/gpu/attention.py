@@ -29,7 +29,10 @@ SHAPES = {
 
 
 def cases(quick: bool) -> list[dict[str, Any]]:
-    """Return the arguments of `make_call` for every case."""
+    """Return the arguments of `make_call` for every case.
+
+    With `quick` there are fewer dtypes and normalizers.
+    """
     dtypes = (torch.bfloat16,) if quick else tuple(TOLERANCES)
     normalizers = ("softmax", "ssa", "adaptive_softmax", "entmax") if quick else NORMALIZERS
     return [
@@ -111,7 +114,10 @@ def run(call: Call) -> tuple[torch.Tensor, ...]:
 
 
 def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Return output, presents and stats in float64; `arrays` are the call's tensors before the op runs."""
+    """Return output, presents and stats in float64; `arrays` are the call's tensors before the op runs.
+
+    `attributes` are the op's attributes by name.
+    """
     result = reference(**arrays, normalizer=Normalizer(normalizer), **attributes)  # type: ignore[arg-type]
     return result.output, result.present_key, result.present_value, result.stats
 
@@ -152,6 +158,7 @@ def check(
     ]
 
     def compared(number: int) -> Iterator[dict[str, Any]]:
+        """Yield the row of errors of call `number` against its reference."""
         yield compare(calls[number], computed(references[number], calls[number], expected))
 
     for number, case in enumerate(listed):

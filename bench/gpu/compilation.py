@@ -106,7 +106,7 @@ class Compilations:
 
 
 def compile_one(job: Job, number: int, capability: int) -> None:
-    """Compile one of a job's kernels, as `compile_number` does for a call."""
+    """Compile kernel number `number` of a job into Triton's cache, for a GPU of this compute capability, such as 90."""
     compile_kernel(job.kernels(capability)[number], capability)
 
 

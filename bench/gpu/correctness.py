@@ -121,7 +121,7 @@ def compare(
 
 
 def entropy_limit(call: Call) -> float:
-    """Return how far a row's entropy may be from the reference's, in nats."""
+    """Return the largest error of a row's entropy, in nats, that rounding may cause."""
     estimated = call.normalizer == "entmax" and call.attributes.get("alpha", DEFAULT_ALPHA) == 1.5
     return ENTMAX_ENTROPY if estimated and call.tensors["query"].dtype == torch.bfloat16 else 2e-3
 
@@ -160,6 +160,7 @@ def check_small(
         references[number] = submit(executor, expected, to_numpy(call.tensors), call.normalizer, call.attributes)
 
     def check(number: int) -> Iterator[dict[str, Any]]:
+        """Yield the row of errors of call `number` against its reference."""
         yield compare(calls[number], computed(references[number], calls[number], expected))
 
     for number, case in enumerate(listed):
@@ -212,6 +213,7 @@ def check_large(executor: Executor, capability: int, cases: Cases) -> Iterator[d
 
 
 def _large(normalizer: str, name: str, head_dim: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: errors of random rows of the large case `name`, and whether a second run repeats the bits."""
     call = make_call(normalizer, LARGE[name], head_dim=head_dim, statistics=True, spread=2.0)
     output, *_, stats = (tensor.clone() for tensor in run(call))
     same = {"second run": torch.equal(output, run(call)[0]), "graph": torch.equal(output, replayed(call))}

@@ -103,6 +103,7 @@ def check(context: Context, device: str = "cuda", caller: Caller | None = None) 
 
 
 def _compare(caller: Caller, op: Op, call: Call, references: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the errors of a call by the C++ library against `references`, as the op's `compare` does."""
     return op.compare(call, references, lambda call: op.run(caller, call, "library"))
 
 
@@ -118,6 +119,7 @@ def check_long(context: Context) -> Rows:
 
 
 def _long_case(caller: Caller, normalizer: str) -> dict[str, Any]:
+    """Return the errors of random rows of a call over a long context, and whether a CUDA graph repeats the bits."""
     call = make_call(normalizer, LONG, statistics=True, spread=2.0)
     launch, output, stats = launcher(caller, call)
     launch()
@@ -155,6 +157,7 @@ def launcher(caller: Caller, call: Call) -> tuple[Callable[[], None], torch.Tens
     workspace = caller.memory(query, caller.library.workspace_bytes(problem))
 
     def launch() -> None:
+        """Enqueue the call."""
         caller.library.paged_attention(problem, workspace.data_ptr(), caller.stream(query))
 
     return launch, output, stats
@@ -174,6 +177,7 @@ def decode(context: Context) -> Rows:
 
 
 def _time_decode(caller: Caller, name: str, batch: int, keys: int) -> dict[str, Any]:
+    """Return the time per layer of a decode step by the C++ library: `batch` sequences of `keys` tokens."""
     layers = max(1, min(8, speed.COLD_BYTES // speed.cache_bytes(batch, keys)))
     normalizer, kind = ("softmax", speed.SCALED[name]) if name in speed.SCALED else (name, None)
     launches = [
@@ -185,6 +189,7 @@ def _time_decode(caller: Caller, name: str, batch: int, keys: int) -> dict[str, 
     ]
 
     def step() -> None:
+        """Enqueue the calls of all layers."""
         for launch in launches:
             launch()
 
@@ -207,6 +212,7 @@ def prefill(context: Context) -> Rows:
 
 
 def _time_prefill(caller: Caller, name: str, length: int) -> dict[str, Any]:
+    """Return milliseconds and TFLOP/s of a causal prompt of `length` tokens for subject `name`."""
     if name in speed.SDPA_BACKENDS:
         timing = speed.time_call(speed.sdpa_prefill(length, speed.SDPA_BACKENDS[name]))
     elif name == "AdaSplash":
@@ -263,6 +269,7 @@ def options_of_plan() -> list[Options]:
 
 
 def _short(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a case with one sequence of one token, if it has sequences."""
     return {**case, "sequences": ((1, 1),)} if "sequences" in case else case
 
 

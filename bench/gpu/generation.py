@@ -139,7 +139,7 @@ class OnnxModel:
         self.steps: dict[tuple[int, int], tuple[dict[str, Any], Any, Any, Any]] = {}
 
     def put(self, array: np.ndarray) -> Any:
-        """Return the array on the device."""
+        """Return a copy of the array on the device, as an OrtValue."""
         return self.ort.OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run(self, ids: np.ndarray, context: int) -> np.ndarray:
@@ -326,6 +326,10 @@ def end_to_end(quick: bool, cases: Cases, folder: Path, libraries: Path) -> Iter
 
 
 def _decode_row(make: Callable[[int, int], Model], batch: int, context: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: generated tokens per second at `batch` sequences of `context` tokens, or why it was skipped.
+
+    `make(batch, tokens)` makes the model with room for them.
+    """
     try:
         seconds = _decode_seconds(make(batch, context + WARM_UP + STEPS + 1), batch, context)
     except (SkippedError, FileNotFoundError) as error:
@@ -335,6 +339,7 @@ def _decode_row(make: Callable[[int, int], Model], batch: int, context: int) -> 
 
 
 def _prompt_row(make: Callable[[int, int], Model]) -> Iterator[dict[str, Any]]:
+    """Yield one row: prompt tokens per second, or why it was skipped. `make(batch, tokens)` makes the model."""
     try:
         yield {"tokens_per_second": PROMPT / _prompt_seconds(make(1, PROMPT + 1))}
     except (SkippedError, FileNotFoundError) as error:
@@ -350,6 +355,7 @@ def _decode_seconds(model: Model, batch: int, context: int) -> float:
 
 
 def _prompt_seconds(model: Model) -> float:
+    """Return the median time in seconds of five runs of a random prompt."""
     ids = np.random.default_rng(0).integers(0, 1000, (1, PROMPT))
     times = []
     for _ in range(5):

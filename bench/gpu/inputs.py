@@ -180,7 +180,10 @@ def run(call: Call) -> tuple[Tensor, ...]:
 
 
 def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Return output, caches, scales or screen, and stats in float64; `arrays` are the tensors before the op runs."""
+    """Return output, caches, scales or screen, and stats in float64; `arrays` are the tensors before the op runs.
+
+    `attributes` are the op's attributes by name.
+    """
     attributes = dict(attributes)
     options = {name: attributes.pop(name) for name in ("alpha",) if name in attributes}
     result = paged_attention(**arrays, normalizer=Normalizer(normalizer, **options), **attributes)  # type: ignore[arg-type]
@@ -190,7 +193,7 @@ def expected(arrays: dict[str, np.ndarray], normalizer: str, attributes: dict[st
 def expected_row(call: Call, token: int, head: int) -> tuple[np.ndarray, np.ndarray]:
     """Return output [value_dim] and statistics [4 or 5] of one row in float64, from the caches after the call.
 
-    The caches must be in blocks of 16 and of floating point.
+    The caches must be in blocks of 16 and of floating point. `token` and `head` are 0-based.
     """
     tensors, attributes = call.tensors, call.attributes
     starts = tensors["query_start"].tolist()
@@ -231,4 +234,5 @@ def on_host(tensor: Tensor) -> np.ndarray:
 
 
 def _integers(numbers: Any, device: str) -> Tensor:
+    """Return numbers as an int32 tensor on the device."""
     return torch.as_tensor(np.asarray(numbers), dtype=torch.int32, device=device)

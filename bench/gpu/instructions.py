@@ -176,7 +176,10 @@ def compiled(kernel: variants.Kernel) -> str:
 
 
 def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str = "bfloat16") -> PhaseWork:
-    """Compile the kernels of a phase as they are shipped, and count their instructions."""
+    """Compile a phase's kernels as they are shipped, and count the instructions of their loops.
+
+    `types` is the data type, or "data type/cache type".
+    """
     power = "two" if normalizer == "entmax" else ""
     dtype, _, cache = types.partition("/")
     options = Options(normalizer, dtype, cache or dtype, head_dim, head_dim, 16, True, power=power)
@@ -195,7 +198,10 @@ def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str
 
 
 def full_loops(listing: str, phase: Phase, function: str, passes: int) -> list[Counter[str]]:
-    """Return the loops over full tiles of the kernel `function`, one for each of its `passes`."""
+    """Return the instruction counts of the loops over full tiles of kernel `function`, one per pass over the keys.
+
+    `listing` is the kernel's disassembly, and `passes` how many passes it makes.
+    """
     bodies = loops(listing)
     if phase not in PROMPTS:
         return without_statistics(bodies, passes)
@@ -248,7 +254,10 @@ def products_of(types: str, of_keys: bool, of_values: bool) -> int:
 
 
 def cases(names: tuple[str, ...], phases: tuple[Phase, ...]) -> list[tuple[str, Phase, str]]:
-    """Return normalizer, phase and types of every case; softmax also has caches in 8 bits."""
+    """Return normalizer, phase and types of every case; softmax also has caches in 8 bits.
+
+    `names` are the normalizers.
+    """
     return [
         (name, phase, types)
         for phase in phases

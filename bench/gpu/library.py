@@ -117,6 +117,9 @@ class Caller:
     def enqueue(self, function: Any, arguments: tuple[Any, ...], query: torch.Tensor) -> None:
         """Call a plugin's function twice: for the size of its workspace, and to enqueue the work.
 
+        `arguments` are the function's own, before workspace, size and stream. `query` says on which device the
+        workspace is.
+
         Raises:
             SharpError: the plugin failed.
         """
@@ -127,12 +130,12 @@ class Caller:
 
     @staticmethod
     def stream(query: torch.Tensor) -> int:
-        """Return the stream that torch's work is on."""
+        """Return the address of torch's current CUDA stream; 0 on a CPU."""
         return torch.cuda.current_stream().cuda_stream if query.is_cuda else 0
 
     @staticmethod
     def memory(like: torch.Tensor, size: int) -> torch.Tensor:
-        """Return device memory, which torch keeps until the stream is through with it."""
+        """Return `size` bytes on the device of `like`, which torch keeps until the stream is through with them."""
         return torch.empty(size, dtype=torch.uint8, device=like.device)
 
     @staticmethod
@@ -157,7 +160,7 @@ class Op(NamedTuple):
     run: Callable[[Caller, Call, str], tuple[torch.Tensor, ...]]
 
     def ways(self, case: dict[str, Any]) -> tuple[str, ...]:
-        """Return the ways in which a case can be called."""
+        """Return the ways to call a case, by name; forms other than a shared buffer need a plugin that copies."""
         return HOW if case.get("form", "shared") == "shared" else ("library", "plugin copying")
 
 
@@ -216,6 +219,7 @@ def compile_kernels(folder: Path, quick: bool, target: int) -> None:
 
 
 def _check_case(caller: Caller, op: Op, case: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per way to run the case by the C++ library, with its errors; or that it has no such kernel."""
     call = op.make_call(device=device, **case)
     arrays = to_numpy(call.tensors)
     try:

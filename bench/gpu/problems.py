@@ -10,7 +10,10 @@ from sharp.plugins.cuda.library import TYPES, AttentionProblem, AttributesStruct
 
 
 def paged_attention_problem(call: Call, output: torch.Tensor, stats: torch.Tensor) -> Problem:
-    """Return the structure of a call of PagedAttention."""
+    """Return the structure of a call of PagedAttention.
+
+    `output` and `stats` are the tensors that the call writes.
+    """
     tensors = call.tensors
     tokens, q_heads, head_dim = tensors["query"].shape
     blocks, kv_heads, block_size, value_dim = tensors["value_cache"].shape
@@ -36,7 +39,10 @@ def paged_attention_problem(call: Call, output: torch.Tensor, stats: torch.Tenso
 def attention_problem(
     call: Call, output: torch.Tensor, presents: tuple[torch.Tensor, torch.Tensor], stats: torch.Tensor
 ) -> AttentionProblem:
-    """Return the structure of a call of Attention."""
+    """Return the structure of a call of Attention.
+
+    `output`, `presents` (key, value) and `stats` are the tensors that the call writes.
+    """
     tensors = call.tensors
     batch, q_heads, queries, head_dim = tensors["query"].shape
     _, kv_heads, new_keys, value_dim = tensors["value"].shape
@@ -61,6 +67,7 @@ def attention_problem(
 
 
 def _common(call: Call) -> dict[str, Any]:
+    """Return the fields that the C structs of both ops share, with tensors as addresses."""
     tensors = call.tensors
     return {
         "attributes": AttributesStruct.of({**call.attributes, "normalizer": call.normalizer}),
@@ -72,4 +79,5 @@ def _common(call: Call) -> dict[str, Any]:
 
 
 def _type(tensor: torch.Tensor) -> int:
+    """Return the number of the tensor's type in the C enum."""
     return TYPES.index("fp8" if tensor.dtype == torch.float8_e4m3fn else str(tensor.dtype).removeprefix("torch."))

@@ -161,6 +161,7 @@ def run_section(section: str, chosen: argparse.Namespace) -> int:
     part |= device()
 
     def save(**changes: Any) -> None:  # after every row, because the machine may be taken back
+        """Update the section in the results file."""
         part.update(changes)
         merge_results(chosen.output, {section: part})
 

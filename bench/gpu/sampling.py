@@ -43,6 +43,7 @@ def sampling(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yield one row for `rows` rows and the filter `name`: number of wrong tokens, repeatability, and time."""
     generator = torch.Generator("cuda").manual_seed(vocab + rows)
     logits = SPREAD * torch.randn((rows, vocab), device="cuda", generator=generator)
     randoms = torch.rand((rows, 1), dtype=torch.float64, device="cuda", generator=generator)
@@ -70,13 +71,14 @@ def _sample(vocab: int, rows: int, name: str) -> Iterator[dict[str, Any]]:
     elif name == "temperature":
 
         def peer() -> torch.Tensor:
+            """Sample one token per row by torch.multinomial, for comparison."""
             return torch.multinomial(torch.softmax(logits, 1), 1)
 
     yield row | ({"torch_microseconds": time_call(peer, graph=False).median * 1e3} if peer else {})
 
 
 def _penalties(rows: int, tokens: int, vocab: int) -> Changes:
-    """Return a repetition and a frequency penalty of `tokens` tokens of each row."""
+    """Return changes of the logits: a repetition and a frequency penalty for `tokens` random tokens of each row."""
     random = np.random.default_rng(rows)
     parts = []
     for _ in range(rows):

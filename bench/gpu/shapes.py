@@ -61,6 +61,10 @@ def shapes(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _time(normalizer: str, sequences: tuple[tuple[int, int], ...], heads: Heads) -> Iterator[dict[str, Any]]:
+    """Yield one row: microseconds per layer of the op and its rate of reading the cache.
+
+    `sequences` are (context, new tokens) of each sequence.
+    """
     call = make_call(normalizer, sequences, spread=SPREAD, **heads.options)
     timing = time_call(lambda: run(call))
     keys = sum(context + new for context, new in sequences)

@@ -74,6 +74,7 @@ def jobs(section: Literal["decode", "prefill", "statistics"]) -> list[Job]:
     """Return the kernels to compile before the measurement of a section."""
 
     def options(normalizer: str, **more: Any) -> Options:
+        """Return the compile-time options of a call with this normalizer and head size."""
         return options_of(make_call(normalizer, ((1, 1),), head_dim=HEAD_DIM, device="cpu", **more))
 
     if section == "statistics":
@@ -92,12 +93,14 @@ def machine(cases: Cases) -> Iterator[dict[str, Any]]:
     """Yield the machine's limits: bytes copied (read and written) and bfloat16 matrix products, a second."""
 
     def copy() -> Iterator[dict[str, Any]]:
+        """Yield the GPU's copy bandwidth in GB/s, reads and writes together."""
         source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
         target = torch.empty_like(source)
         copied = time_call(lambda: target.copy_(source))
         yield {"gb_per_second": 2 * source.numel() / copied.median / 1e6}
 
     def multiply() -> Iterator[dict[str, Any]]:
+        """Yield the speed of a large bfloat16 matrix product in TFLOP/s."""
         a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         product = time_call(lambda: a @ b)
         yield {"tflops": 2 * 8192**3 / product.median / 1e9}
@@ -127,17 +130,19 @@ def cache_bytes(batch: int, context: int) -> int:
 
 
 def _decode_calls(batch: int, context: int) -> list[Call]:
+    """Return decode calls with random inputs, as many layers as exceed the GPU's cache, so that reads are cold."""
     layers = max(1, min(64, COLD_BYTES // cache_bytes(batch, context)))
     return [make_call("softmax", ((context - 1, 1),) * batch, spread=SPREAD, seed=i) for i in range(layers)]
 
 
 def _scaled_calls(dtype: torch.dtype, batch: int, context: int, layers: int) -> list[Call]:
+    """Return `layers` decode calls of `batch` sequences of `context` tokens, with caches of `dtype` and scales."""
     options: dict[str, Any] = {"spread": SPREAD, "cache_dtype": dtype}
     return [make_call("softmax", ((context - 1, 1),) * batch, seed=i, **options) for i in range(layers)]
 
 
 def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
-    """Return a step of op Attention with a shared buffer, whose last slot the new key takes."""
+    """Return a step, a call per layer, of op Attention with a shared buffer whose last slot the new key takes."""
     from sharp.plugins.triton.attention import attention
 
     query, fresh = _heads(batch, 1, HEADS), _heads(batch, 1, KV_HEADS)
@@ -146,6 +151,7 @@ def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], An
     off = torch.tensor(False, device="cuda")
 
     def step() -> None:
+        """Run one decode step, a call per layer."""
         for key, value in caches:
             attention(
                 *(query, fresh, fresh, key, value, past),
@@ -158,6 +164,10 @@ def _contiguous_decode(batch: int, context: int, layers: int) -> Callable[[], An
 
 
 def _time_decode(name: str, calls: Callable[[], list[Call]], batch: int, context: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: the time of a decode step of subject `name`; no row if its library is not installed.
+
+    `calls` makes the op's calls, one per layer.
+    """
     layers = len(calls())
     if name == "torch SDPA":
         subject = _sdpa_decode(batch, context, layers)
@@ -193,6 +203,7 @@ def prefill(quick: bool, cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _time_question(name: str) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds of a question behind a long context that is cached, for normalizer `name`."""
     timing = time_call(_over([make_call(name, (QUESTION,), spread=SPREAD)]))
     yield {
         "milliseconds": timing.median,
@@ -202,6 +213,7 @@ def _time_question(name: str) -> Iterator[dict[str, Any]]:
 
 
 def _time_prefill(name: str, length: int) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds of a prompt of `length` tokens for subject `name`; no row if it is not installed."""
     normalizer = "entmax" if name == NEAR_KEYS else name
     call = make_call("softmax", ((0, length),), spread=SPREAD, alibi=name == NEAR_KEYS).with_normalizer(normalizer)
     if name in SDPA_BACKENDS:
@@ -231,6 +243,7 @@ def statistics_cost(cases: Cases) -> Iterator[dict[str, Any]]:
 
 
 def _time_statistics(normalizer: str, sequences: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds without statistics, and the ratios to it with statistics off and on."""
     times = {}
     for state in (None, False, True):
         call = make_call(normalizer, sequences, spread=SPREAD, statistics=state)
@@ -257,6 +270,7 @@ def support(call: Call) -> float:
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
+    """Return the GPU time of one call in milliseconds."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     call()
@@ -266,7 +280,10 @@ def _milliseconds(call: Callable[[], Any]) -> float:
 
 
 def _over(calls: list[Call]) -> Callable[[], None]:
+    """Return a function that runs all calls, one after the other."""
+
     def step() -> None:
+        """Run all calls once."""
         for call in calls:
             run(call)
 
@@ -274,14 +291,17 @@ def _over(calls: list[Call]) -> Callable[[], None]:
 
 
 def _heads(sequences: int, tokens: int, heads: int) -> Tensor:
+    """Return random bfloat16 heads [sequences, heads, tokens, HEAD_DIM] on the GPU."""
     return torch.randn(sequences, heads, tokens, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
 
 
 def _sdpa_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
+    """Return a function that runs a decode step of torch's SDPA: `batch` sequences of `context` tokens per layer."""
     query = _heads(batch, 1, HEADS)
     caches = [(_heads(batch, context, KV_HEADS), _heads(batch, context, KV_HEADS)) for _ in range(layers)]
 
     def step() -> None:
+        """Run one decode step, a call per layer."""
         for key, value in caches:
             functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
@@ -305,6 +325,7 @@ def sdpa_prefill(length: int, backend: SDPBackend) -> Callable[[], Any]:
 
 
 def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], Any]:
+    """Return a function that runs `layers` decode calls of FlashInfer, with pages of 16 tokens."""
     import flashinfer
 
     query = torch.randn(batch, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
@@ -322,6 +343,7 @@ def _flashinfer_decode(batch: int, context: int, layers: int) -> Callable[[], An
 
 
 def _flashinfer_prefill(length: int) -> Callable[[], Any]:
+    """Return a function that runs a causal prompt by FlashInfer."""
     import flashinfer
 
     query, key, value = (

@@ -51,8 +51,10 @@ def targets(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _least(target: str, limit: float, measured: float) -> dict[str, Any]:
+    """Return the row of a target that is met if `measured` is at least `limit`."""
     return {"target": target, "at least": limit, "measured": measured, "met": measured >= limit}
 
 
 def _most(target: str, limit: float, measured: float) -> dict[str, Any]:
+    """Return the row of a target that is met if `measured` is at most `limit`."""
     return {"target": target, "at most": limit, "measured": measured, "met": measured <= limit}

@@ -57,6 +57,10 @@ def tiles(cases: Cases) -> Iterator[dict[str, Any]]:
 def _time(
     phase: str, normalizer: str, sequences: tuple[tuple[int, int], ...], tile: Tile | None
 ) -> Iterator[dict[str, Any]]:
+    """Yield one row: milliseconds with `tile` for the kernels of a phase of `CASES`; None is the default tile.
+
+    `sequences` are (context, new tokens) of each sequence.
+    """
     call = make_call(normalizer, sequences, spread=SPREAD)
     chosen = kernels(options_of(call), capability(), **{f"{phase}_as": tile})
     with mock.patch.object(launching, "_kernels", lambda *_: chosen):

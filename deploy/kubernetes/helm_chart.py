@@ -136,7 +136,11 @@ class Merger:
         raise ValueError(f"no pair of choices is true for {[self._variants[number] for number in part]} only")
 
     def entry(self, key: str, nodes: Mapping[int, Any], path: tuple[str, ...]) -> list[str]:
-        """Return the lines of a key with its value."""
+        """Return the YAML lines of `key` with its value, under conditions where variants of the chart differ.
+
+        `nodes` has the value in each variant that has the key, by the variant's number; `path` are the keys down to
+        this value.
+        """
         values = list(nodes.values())
         if all(isinstance(value, dict) and value for value in values):
             return [f"{key}:", *_indented(self.mapping(nodes, path))]
@@ -155,7 +159,10 @@ class Merger:
         return [*lines, *(["{{- end }}"] if len(groups) > 1 else [])]
 
     def mapping(self, nodes: Mapping[int, Any], path: tuple[str, ...]) -> list[str]:
-        """Return the lines of a mapping, keys that only some variants have under a condition."""
+        """Return the YAML lines of a mapping, with conditions around keys that only some variants have.
+
+        `nodes` has the mapping in each variant, by the variant's number; `path` are the keys down to the mapping.
+        """
         keys = dict.fromkeys(key for value in nodes.values() for key in value)
         keys = dict.fromkeys(["name", *keys]) if "name" in keys else keys  # the first line of an item has no condition
         lines: list[str] = []
@@ -172,7 +179,11 @@ class Merger:
         return lines + ADDED.get(path, [])
 
     def items(self, nodes: Mapping[int, Any], path: tuple[str, ...]) -> list[str]:
-        """Return the lines of a list of mappings. Items with the same name are one item, others are so if equal."""
+        """Return the YAML lines of a list of mappings, which variants may have in different forms.
+
+        Items of the same name are one item; others are if they are equal. `nodes` has the list in each variant, by the
+        variant's number; `path` are the keys down to the list.
+        """
         found: dict[str, dict[int, Any]] = {}
         for number, values in nodes.items():
             for value in values:
@@ -187,7 +198,10 @@ class Merger:
         return lines + ADDED.get(path, [])
 
     def scalar(self, key: str, value: Any, path: tuple[str, ...]) -> str:
-        """Return a value, or the expression of the chart's value or file in its place."""
+        """Return a value as JSON, or the template's expression for the chart's setting or file in its place.
+
+        `path` are the keys down to the value, the last of which is `key`.
+        """
         if path == ("Deployment/sharp", "spec", "replicas"):
             return "{{ .Values.replicas }}"
         if key in BY_KEY:
@@ -210,7 +224,7 @@ class Merger:
         return text.replace('namespace=\\"sharp\\"', 'namespace=\\"{{ .Release.Namespace }}\\"')
 
     def document(self, nodes: Mapping[int, Any]) -> list[str]:
-        """Return the lines of a document that may be missing in some variants."""
+        """Return the YAML lines of a document; `nodes` has it for each variant that has it, by the variant's number."""
         first = next(iter(nodes.values()))
         kind, name = first["kind"], first["metadata"]["name"].removeprefix(f"{RELEASE}-")
         bodies = dict(nodes)
@@ -228,6 +242,10 @@ class Merger:
 
 
 def _test(name: str, options: list[Any]) -> str:
+    """Return the condition, in Helm's template language, that the value `name` is one of `options`.
+
+    `options` are strings, or a single bool: whether the value is set.
+    """
     if isinstance(options[0], bool):
         return f".Values.{name}" if options[0] else f"not .Values.{name}"
     if len(options) == 1:

@@ -63,10 +63,12 @@ async def handed_over(fill: Callable[[Give], Awaitable[None]]) -> AsyncGenerator
     room = asyncio.Semaphore(AHEAD)
 
     async def give(message: Any) -> None:
+        """Queue a message once there is room."""
         await room.acquire()
         messages.put_nowait(message)
 
     async def run() -> None:
+        """Run `fill`, and queue None at its end."""
         try:
             await fill(give)
         finally:
@@ -101,6 +103,7 @@ def held_back(send: Send) -> Send:
     taken = partial(asyncio.get_running_loop().call_soon_threadsafe, room.release)
 
     async def send_when_taken(message: Message) -> None:
+        """Send a message once the message before it has been taken."""
         await room.acquire()
         await send(_Message(message, taken))
 

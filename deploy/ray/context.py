@@ -77,6 +77,7 @@ class ReplicaContext:
         """Return a generator of batches of the messages that `servicer` writes, with an empty one after an abort."""
 
         async def fill(give: Give) -> None:
+            """Run the RPC, which passes each message to `give`; an aborted RPC gives an empty message."""
             self._give = give
             try:
                 await servicer(request, self)

@@ -77,11 +77,13 @@ class _Handlers(grpc.GenericRpcHandler):
             return None
 
         async def unary(request: Any, context: Any) -> bytes:
+            """Route a unary call to a replica and return the response's bytes."""
             response: bytes = await handler.unary_unary(request, _Routed(context, request))
             await _end(context)
             return response
 
         async def stream(request: Any, context: Any) -> None:
+            """Route a call with a stream of responses to a replica, and write its messages."""
             routed, started = _Routed(context, request), False
             async with aclosing(_messages(handler.unary_stream(request, routed))) as messages:
                 async for message in messages:
@@ -92,7 +94,10 @@ class _Handlers(grpc.GenericRpcHandler):
             await _end(context)
 
         async def streams(requests: AsyncIterator[Any], context: Any) -> None:
+            """Route each request of a stream by itself, and write the responses as they come."""
+
             async def responses(request: Any) -> AsyncGenerator[bytes]:
+                """Yield the responses to one request of the stream, and at the end its error, if any."""
                 own = _InnerContext(_Routed(context, request))
                 async with aclosing(_messages(handler.unary_stream(request, own))) as messages:
                     async for message in messages:
@@ -175,11 +180,13 @@ class _ProxyHealth(grpc.GenericRpcHandler):
         return None
 
     async def _check(self, request: Any, context: Any) -> Any:
+        """Respond to Check of gRPC's health protocol. An unknown service aborts with NOT_FOUND."""
         if request.service not in HEALTH_SERVICES:
             await abort(context, NotFoundError(f"service {request.service!r} is not served here"))
         return health_pb2.HealthCheckResponse(status=await self._status(context))
 
     async def _watch(self, request: Any, context: Any) -> AsyncGenerator[Any]:
+        """Yield the status at the start and at each change. An unknown service has the status SERVICE_UNKNOWN."""
         known = request.service in HEALTH_SERVICES
         told = None
         while True:
@@ -190,6 +197,7 @@ class _ProxyHealth(grpc.GenericRpcHandler):
             await asyncio.sleep(HEALTH_SECONDS)
 
     async def _status(self, context: Any) -> Any:
+        """Return SERVING if Ray Serve's own health check of this proxy succeeds, else NOT_SERVING."""
         inner = _InnerContext(context)
         # Serve's base class sets the handler and does not declare it.
         await self._method_handlers[SERVE_HEALTH].unary_unary(serve_pb2.HealthzRequest(), inner)  # type: ignore[attr-defined]

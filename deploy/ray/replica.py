@@ -73,6 +73,7 @@ def _unary(method: Callable[[ReplicaModel], Servicer]) -> Callable[..., Coroutin
     """
 
     async def respond(self: "ModelServer", request: Any, grpc_context: RayServegRPCContext) -> Any:
+        """Call the RPC of the model that the request names."""
         return await ReplicaContext(grpc_context).unary(partial(self._respond, method), request)
 
     return respond
@@ -115,6 +116,7 @@ class ModelServer:
 
         @serve.multiplexed(max_num_models_per_replica=models_per_replica)  # type: ignore[untyped-decorator]
         async def load(name: str) -> ReplicaModel:
+            """Load the model of this name."""
             return await self._load_folder(self._folders[name])
 
         self._load = load
@@ -134,6 +136,7 @@ class ModelServer:
             logger.info("metrics: http://%s:%d/metrics", config.host, self._metrics_server.port)
 
     async def _load_folder(self, path: Path) -> ReplicaModel:
+        """Start the model of an exported folder and register it as loaded, until its exit stack closes."""
         stack = AsyncExitStack()
         config = self._settings.server
         running = await stack.enter_async_context(run_model(path, self._settings, self._metrics))
@@ -175,6 +178,11 @@ class ModelServer:
                 await loaded.running.service.health.check_live()
 
     async def _respond(self, method: Callable[[ReplicaModel], Servicer], request: Any, context: Any) -> Any:
+        """Check the token, choose the model that the request names, and call that model's RPC.
+
+        `method` returns the model's RPC, a function (request, context). SharpError aborts the call with its gRPC
+        status.
+        """
         try:
             if self._tokens is not None:
                 caller.CURRENT_TOKEN.set(self._tokens.check(dict(context.invocation_metadata()).get("authorization")))
@@ -187,6 +195,10 @@ class ModelServer:
     def _stream(
         self, method: Callable[[ReplicaModel], Servicer], request: Any, context: Any
     ) -> AsyncGenerator[MessageBatch]:
+        """Yield the messages of a streaming RPC in batches.
+
+        `method` returns the RPC of the model that serves the request.
+        """
         return ReplicaContext(context).stream(partial(self._respond, method), request)
 
     async def Generate(self, request: Any, grpc_context: RayServegRPCContext) -> AsyncIterator[MessageBatch]:  # noqa: N802
@@ -222,6 +234,12 @@ class ModelServer:
 
     @reports_errors
     async def _abort(self, request: control_pb2.AbortRequest, context: Any) -> Any:
+        """End a request by its id on whichever replica runs it.
+
+        Raises:
+            FieldError: the request has no id.
+            NotFoundError: no replica runs a request of this id.
+        """
         if self._tokens is not None:
             self._tokens.check(dict(context.invocation_metadata()).get("authorization"))
         if not request.request_id:
@@ -249,6 +267,7 @@ class ModelServer:
         return Starlette(routes=[Mount("/", self._http)])
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve an ASGI call by the app of the model that it names, after the check of the token if tokens are set."""
         # Check tokens first, so that a client without one makes no replica load a model.
         app = self._of_model if self._tokens is None else TokenMiddleware(self._of_model, self._tokens)
         await app(scope, receive, held_back(send))
@@ -277,6 +296,7 @@ def _alone(loaded: ReplicaModel) -> Servicer:
     """Return a servicer that passes one request to `ModelStreamInfer`, as a stream with this request only."""
 
     async def requests(request: Any) -> AsyncIterator[Any]:
+        """Yield the one request, as a stream."""
         yield request
 
     return lambda request, context: loaded.kserve.ModelStreamInfer(requests(request), context)

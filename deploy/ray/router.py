@@ -64,6 +64,7 @@ class PrefixRouter(MultiplexMixin, RequestRouter):
             self._watch(replica)
 
     def _watch(self, replica: RunningReplica) -> None:
+        """Start a task that waits until the replica dies and then ends its requests."""
         task = asyncio.create_task(end_when_dead(replica))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)

@@ -240,6 +240,7 @@ def _train(run: _Run, student: Student, text: TrainingText, recipe: Recipe, iden
     every = evaluated_every(recipe.steps)
 
     def after(progress: Progress) -> None:
+        """Report a training step, with the student's perplexity every `every` steps."""
         advance()
         measured = run.processes.first and (progress.step % every == 0 or progress.step == recipe.steps)
         run.on_step(progress, perplexity(token_losses(student, windows)) if measured else None)
@@ -290,6 +291,11 @@ def _open_student(path: Path, settings: AdaptSettings) -> Student:
 
 
 def _check_memory(student: Student, device: torch.device) -> None:
+    """Check that the device's memory holds 1.5 times the float32 weights, the estimated need of training.
+
+    Raises:
+        InputError: it does not; the message gives both sizes.
+    """
     weights = sum(parameter.numel() for parameter in student.model.parameters())
     needed, there = 4 * weights * 3 // 2, memory_of(device)
     if needed > there:
@@ -300,6 +306,7 @@ def _check_memory(student: Student, device: torch.device) -> None:
 
 
 def _digest(tokens: Tensor) -> str:
+    """Return the SHA-256 of the token ids as hexadecimal digits."""
     return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
 
 

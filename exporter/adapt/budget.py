@@ -134,6 +134,7 @@ class Planner:
 
     @property
     def _least_tokens(self) -> int:
+        """The fewest tokens that a training may have: `LEAST_STEPS` steps, or the settings' tokens if fewer."""
         return min(self.settings.tokens, LEAST_STEPS * self.settings.batch * self.settings.length)
 
     def _choices(self) -> list[Measures]:

@@ -90,6 +90,7 @@ def calibrate(student: Student, tokens: Tensor, max_error: float, advance: Calla
     errors: list[Tensor] = []
 
     def observe(_heads: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> None:
+        """Measure the errors of all candidates for a layer, from its query, key and value."""
         errors.append(_errors(query, key, value, options, student, tried))
         advance()
 
@@ -124,7 +125,10 @@ def _above(errors: Sequence[float], group: int, most: float) -> tuple[int, ...]:
 
 
 def query_positions(length: int) -> Tensor:
-    """Return 0-based positions of queries, int64 [up to QUERIES], evenly spread in their logarithm up to the last."""
+    """Return 0-based positions of queries, int64 [up to QUERIES], evenly spread in their logarithm up to the last.
+
+    `length` is the number of tokens of the sequence.
+    """
     first = min(FIRST_QUERY, max(1, length // 4))  # keeps several lengths in short texts
     spread = torch.logspace(math.log10(first), math.log10(length), QUERIES, dtype=torch.float64)
     return (spread.round().long() - 1).clamp(0, length - 1).unique()
@@ -133,7 +137,10 @@ def query_positions(length: int) -> Tensor:
 def _errors(
     query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], student: Student, tried: Sequence[HeadCandidate]
 ) -> Tensor:
-    """Return the relative errors [choices, q_heads] of a layer's output, against softmax with `options`."""
+    """Return the relative errors [choices, q_heads] of a layer's output, against softmax with `options`.
+
+    `tried` are the norms to choose among, in the order of the result.
+    """
     described = student.described
     positions = query_positions(query.shape[2]).to(query.device)
     squares = torch.zeros(len(tried), query.shape[1])

@@ -240,6 +240,7 @@ def adapt(
         lines = PhaseLines(console, began)
 
         def phase(name: str, steps: int) -> Callable[[], None]:
+            """Begin a progress bar of `steps` steps, and return the function to call after each step."""
             if not console.is_terminal:
                 return lines(name, steps)
             for before in bars.tasks:
@@ -248,9 +249,11 @@ def adapt(
             return lambda: bars.advance(task)
 
         def on_plan(plan: "Plan") -> None:
+            """Print the plan in one line."""
             bars.console.print(plan_line(plan, seconds), highlight=False, soft_wrap=True)
 
         def on_step(progress: "Progress", perplexity: float | None) -> None:
+            """Print loss, KL, held-out perplexity and remaining time of a step whose perplexity was measured."""
             if perplexity is not None:
                 left = progress.seconds / progress.step * (progress.steps - progress.step)
                 bars.console.print(

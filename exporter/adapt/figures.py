@@ -160,6 +160,7 @@ def observed_heads(model: nn.Module, record: Record) -> Iterator[None]:
     norms = attention_norms(model)
 
     def observer_of(layer: int) -> Observer:
+        """Return the function that records entropy and support of the layer's heads when its attention is computed."""
         return lambda heads, query, key, _value, options: record(layer, heads, *head_statistics(query, key, options))
 
     for layer, norm in enumerate(norms):
@@ -178,6 +179,7 @@ def head_figures(student: Student, tokens: Tensor) -> HeadFigures:
     found = HeadFigures(*([[0.0] * config.q_heads for _ in range(config.layers)] for _ in range(2)))
 
     def record(layer: int, heads: tuple[int, ...], entropies: Tensor, supports: Tensor) -> None:
+        """Keep the mean entropy (nats) and support of each of the layer's heads."""
         for head, nats, share in zip(heads, entropies.mean(-1).tolist(), supports.mean(-1).tolist(), strict=True):
             found.entropy[layer][head], found.support[layer][head] = nats, share
 
@@ -209,6 +211,7 @@ def retrieval(
     assert tokenizer is not None
 
     def ids(text: str) -> list[int]:
+        """Return the token ids of a text without special tokens."""
         found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 

@@ -80,6 +80,7 @@ def measure_before(work: Path, identity: str, before: Before, student: Student, 
 
 
 def _save(work: Path, identity: str, before: Before) -> None:
+    """Write the figures before the training to a file in `work`, with the identity of the run, in one piece."""
     written = work / f"{MEASURED_FILE}.partial"
     written.write_text(json.dumps({"run": identity, **asdict(before)}), encoding="utf-8")
     written.replace(work / MEASURED_FILE)
@@ -90,7 +91,8 @@ def measure_student(
 ) -> Measured:
     """Return the figures of the student (of the teacher inside `student.teacher()`), as they stand in the report.
 
-    `name` is the name of the `phase`. `needles`: measure retrieval, too.
+    `name` is the name of the `phase`. `needles`: measure retrieval, too. `unlike` is the name of the text unlike the
+    training text, and its token ids.
     """
     found: Measured = {"seconds": 0.0}
     context = student.decoder.config.max_context

@@ -145,6 +145,7 @@ class _LowRank(nn.Module):
         self.enabled = True
 
     def forward(self, matrix: Tensor) -> Tensor:
+        """Return `matrix` plus the low-rank product up @ down; `matrix` itself while the adapter is disabled."""
         return matrix + self.up @ self.down if self.enabled else matrix
 
 
@@ -220,6 +221,8 @@ class _Student:
         return float(torch.stack([self.divergence(window[None]) for window in windows]).mean())
 
     def _attention(self) -> AttentionFunction:
+        """Return the function that computes the attention of one layer; see `AttentionFunction` for its arguments."""
+
         def attend(
             _layer: int,
             query: Tensor,
@@ -229,6 +232,7 @@ class _Student:
             slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention of a layer by the student's present norm."""
             mixed = normalized_attention(
                 *(tensor.transpose(1, 2) for tensor in (query, key, value)),
                 norm=self.config.norm,
@@ -297,7 +301,14 @@ def _train(
     folder: Path | None,
     identity: str,
 ) -> None:
+    """Train the student up to the recipe's last step to reproduce its teacher's logits.
+
+    `tokens` are the ids of the text. `on_step` is called after each step. `folder` keeps the state of the training,
+    which `identity` tells from other trainings; None keeps none.
+    """
+
     def losses_of(step: int) -> tuple[float, float]:
+        """Add the gradients of a step's batch, and return its loss and 0 (there is no loss of hidden states)."""
         with student.at(step / recipe.steps):
             loss = student.divergence(batch_at(recipe, tokens, step))
             loss.backward()  # type: ignore[no-untyped-call] # torch's own has no types

@@ -81,5 +81,6 @@ def join(device: str) -> tuple[Processes, torch.device]:
 
 
 def _leave() -> None:
+    """Leave the process group of torch.distributed, if this process is in one."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

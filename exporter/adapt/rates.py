@@ -87,6 +87,7 @@ def measure_rates(
     longer = min(MEASURED * length, student.decoder.config.max_context, len(tokens))
 
     def seconds_of(count: int) -> float:
+        """Return the seconds of a forward pass over a window of `count` tokens."""
         began = time.monotonic()
         token_losses(student, windows_of(tokens, count, 1))
         return time.monotonic() - began

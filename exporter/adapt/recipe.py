@@ -83,8 +83,8 @@ def temperature_at(share: float, target: Sequence[float]) -> tuple[float, ...]:
     """Return coefficients of the adaptive temperature, highest power first, of a step before which this `share` lies.
 
     The polynomial of the step is 1 + w (p - 1), where p is the norm's polynomial and w grows from 0 (softmax) to 1 in
-    the first half of the run. Only modules need this path, because their queries have no factor that could start at
-    1 / p.
+    the first half of the run. Only modules need this path, because their queries have no factor that could start at 1 /
+    p. `target` has the coefficients of p.
     """
     way = min(1.0, 2 * share)
     *higher, last = target

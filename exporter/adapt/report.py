@@ -30,6 +30,7 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def _environment(escape: bool) -> Environment:
+    """Return the environment of the report's Jinja templates; `escape` is true for HTML and false for Markdown."""
     # FileSystemLoader, because PackageLoader does not find data files of an editable install.
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -84,6 +85,7 @@ def tables(report: Report) -> list[dict[str, Any]]:
 
 
 def _calibration(calibration: Report) -> dict[str, Any]:
+    """Return title, columns and rows of the table of the calibration, whose errors are [layers][heads]."""
     errors = sorted(error for layer in calibration["errors"] for error in layer)
     middle = [errors[round(share * (len(errors) - 1))] for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
     rows = [
@@ -96,6 +98,10 @@ def _calibration(calibration: Report) -> dict[str, Any]:
 
 
 def _speed(speed: Report) -> dict[str, Any]:
+    """Return title, columns and rows of the table of decoding times: ms per token of teacher and student.
+
+    If the measurement failed, the title says so.
+    """
     rows = [
         [
             f"{row['context']:,}",
@@ -111,6 +117,7 @@ def _speed(speed: Report) -> dict[str, Any]:
 
 
 def _retrieval(report: Report) -> dict[str, Any]:
+    """Return title, columns and rows of the table of retrieval: right of all trials, per length and depth."""
     pairs = zip(report["teacher_figures"]["retrieval"], report["student"]["retrieval"], strict=True)
     rows = [
         [str(a["tokens"]), f"{a['depth']:.0%}", f"{a['right']} of {a['trials']}", f"{b['right']} of {b['trials']}"]

@@ -33,6 +33,11 @@ def decode_speed(teacher: Path, student: Path, longest: int, advance: Callable[[
 
 
 def _measure(teacher: Path, student: Path, longest: int, advance: Callable[[], None]) -> dict[str, Any]:
+    """Export teacher and student, and return decoding times at all `CONTEXTS` (tokens) that `longest` has room for.
+
+    `advance` is called after each step of the work. The result has `completion_tokens`, `passes` and `rows`, one row
+    per context.
+    """
     fitting = [length for length in CONTEXTS if room(length) <= longest]
     contexts = fitting or [max(1, longest - room(0))]
     with tempfile.TemporaryDirectory() as name:
@@ -95,6 +100,7 @@ def latencies(folder: Path, contexts: Sequence[int], passes: int) -> list[dict[s
 
 
 def _run(program: str, *arguments: object) -> None:
+    """Run an installed program of Sharp. SharpError with its last line of output if it fails."""
     command = [str(SCRIPTS / program), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

@@ -233,6 +233,8 @@ def _adapter(model: nn.Module, modules: tuple[str, ...], rank: int, layers: rang
 
     A projection named `gate_proj` gets no adapter.
 
+    `modules` are the names of the attention modules in the order of the layers, and `rank` is the adapters' rank.
+
     Raises:
         InputError: `layers` ends after the last layer, or there are no linear projections.
     """

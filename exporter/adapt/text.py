@@ -142,6 +142,12 @@ def encode(text: str, tokenizer: Any, vocab_size: int, name: str) -> Tensor:
 
 
 def _documents(path: Path) -> Iterator[str]:
+    """Yield the texts of a file (.txt, .jsonl, .parquet, ...), or of all such files in a folder, in order of names.
+
+    Raises:
+        NotFoundError: `path` does not exist.
+        InputError: the folder has no such file, or a file cannot be read.
+    """
     if not path.exists():
         raise NotFoundError(f"text {path} does not exist; give a file or folder with --text")
     if path.is_dir():
@@ -163,6 +169,7 @@ def _documents(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path, content: str) -> Iterator[str]:
+    """Yield the entry `text` of each line of JSON in `content`. InputError names the first line without one."""
     for number, line in enumerate(
         content.split("\n"), 1
     ):  # JSON strings may hold other characters at which `splitlines` splits
@@ -174,6 +181,10 @@ def _lines(path: Path, content: str) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> Iterator[str]:
+    """Yield the column `text` of a Parquet file, row by row.
+
+    InputError if datasets is not installed or the file is damaged.
+    """
     try:
         import datasets  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:

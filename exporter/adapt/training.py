@@ -76,7 +76,10 @@ def backward(student: Student, input_ids: Tensor, share: float, dtype: torch.dty
 
 
 def _divergence(student: Student, rows: Tensor, right_rows: Tensor) -> Tensor:
-    """Return the sum over tokens of KL(teacher || student)."""
+    """Return the sum over tokens of KL(teacher || student), in nats.
+
+    `rows` are the student's final hidden states [tokens, hidden_size], and `right_rows` the teacher's.
+    """
     with torch.no_grad():
         right = functional.log_softmax(student.decoder.logits(right_rows).float(), -1)
     found = functional.log_softmax(student.decoder.logits(rows).float(), -1)
@@ -182,6 +185,7 @@ def train(
     adapters = {name for name in learned if "lora_" in name}
 
     def losses_of(step: int) -> tuple[float, float]:
+        """Add the gradients of a step's batch, and return KL and the error of hidden states, as `train_step` does."""
         with on_the_path(student, step / recipe.steps if recipe.path else 1.0):
             return train_step(student, processes.share(batch_at(recipe, tokens, step)), DTYPES[recipe.dtype])
 
@@ -231,6 +235,7 @@ def descend(
     began, saved = time.monotonic() - seconds, time.monotonic()
 
     def save() -> None:
+        """Save the state of the training, in the first process only and if there is a folder."""
         if folder is not None and processes.first:
             save_state(folder, learned, optimizer, RunState(recipe, identity, step, time.monotonic() - began))
 

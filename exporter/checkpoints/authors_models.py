@@ -105,6 +105,7 @@ def prepare_configuration(config: Any, where: str) -> None:
 
 
 def _custom_class(content: dict[str, Any]) -> str | None:
+    """Return the first of config.json's `architectures` that is in `CLASSES`; None if none is."""
     names = content.get("architectures")
     found = [name for name in names if name in CLASSES] if isinstance(names, list) else []
     return found[0] if found else None
@@ -214,6 +215,10 @@ def _asentmax(content: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _number(value: object, name: str, where: str) -> float:
+    """Return a number of config.json as float.
+
+    InputError, with `name` and the file `where`, for any other value or a bool.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{where} has {name} {value!r}, but it must be a number")
     return float(value)

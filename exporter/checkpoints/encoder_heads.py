@@ -121,6 +121,11 @@ def read_classification(path: Path, facts: PreTrainedConfig) -> Classification:
 
 
 def _pooling(path: Path) -> Pooling:
+    """Return how a sentence-transformers Pooling module pools, from its config.json.
+
+    Raises:
+        InputError: the file names no mode, several modes, or a mode that Sharp does not have.
+    """
     content = _read(path)
     flags = {name.removeprefix("pooling_mode_") for name, on in content.items() if on and "pooling_mode_" in name}
     mode = content.get("pooling_mode")
@@ -133,16 +138,19 @@ def _pooling(path: Path) -> Pooling:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; empty if the file is missing or holds something else."""
     content = _json(path, {})
     return content if isinstance(content, dict) else {}
 
 
 def _read_list(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file's JSON list; empty if the file is missing or holds no list."""
     content = _json(path, [])
     return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 
 def _json(path: Path, missing: Any) -> Any:
+    """Return the JSON value of a file, or `missing` if it does not exist. InputError if it cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:

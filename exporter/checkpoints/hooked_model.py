@@ -62,6 +62,7 @@ class StartParameters(nn.Module):
             _alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention with the norm's start values as head parameters and scales of queries."""
             if scale is not None:
                 check_uncapped(self.norm, options)
                 query, options = query * scale.unsqueeze(-1).to(query.dtype), replace(options, query_factor=scale)
@@ -100,6 +101,7 @@ class LearnedParameters(nn.Module):
             _alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention with the layer's learned head parameters, sinks and scales."""
             norm = self.norms[layer]
             assert isinstance(norm, AttentionNorm)
             scale, softcap = norm.logit_options(options.scale, options.softcap)
@@ -160,9 +162,9 @@ class HookedDecoder(Decoder):
         )
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Compute hidden states by transformers' code, whose attention goes through the hook to `attention`.
+        """Return final hidden states [batch, tokens, hidden] by transformers' code, whose layers call `attention`.
 
-        The attention implementation of the model is set to the hook.
+        `input_ids` and `positions` are int64 [batch, tokens]. The model's attention implementation is set to the hook.
 
         Raises:
             InputError: a layer caps its logits, and the norm scales them with the length.
@@ -178,7 +180,7 @@ class HookedDecoder(Decoder):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits with the output embeddings, and with the factor and soft cap that some architectures have."""
+        """Return logits [..., vocab] of hidden states, with the factor and soft cap that some architectures have."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         config = self.model.config
         factor = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)  # Cohere, Granite
@@ -269,6 +271,7 @@ class HookedEncoder(UncachedModel):
             in_order = around
 
             def around(layer: int, *arguments: Any) -> Tensor:
+                """Compute attention of a module by its index in the order of the layers."""
                 return in_order(self.order.index(layer), *arguments)
 
         if self.head == "classification":  # some models pool by the mean of the tokens without padding
@@ -276,6 +279,7 @@ class HookedEncoder(UncachedModel):
         return self._output(input_ids=input_ids, sharp_attention=around, **named)
 
     def _output(self, **inputs: Any) -> Tensor:
+        """Return last hidden states [batch, tokens, hidden_size] for embeddings, else the head's logits."""
         output = self.model(**inputs)
         tensor: Tensor = output.last_hidden_state if self.head == "embedding" else output.logits
         return tensor

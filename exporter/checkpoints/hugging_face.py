@@ -228,6 +228,13 @@ def open_model(
 
 
 def _open_gguf(path: Path, head: str | None, ignore: Sequence[str]) -> TransformersModel:
+    """Open a GGUF file as a transformers model; `ignore` lists patterns of unused tensors to accept.
+
+    `head` must be None for decoders.
+
+    Raises:
+        InputError: the file is damaged or not supported, or has tensors that nothing uses.
+    """
     try:
         read = read_gguf(path)
         architecture = find_architecture(path, read.config)
@@ -256,6 +263,13 @@ def _open_gguf(path: Path, head: str | None, ignore: Sequence[str]) -> Transform
 
 
 def _open_folder(path: Path, given: str | None) -> TransformersModel:
+    """Open a Hugging Face folder as a transformers model, without running code of the folder.
+
+    `given` is the head that the user chose; None chooses by the folder.
+
+    Raises:
+        InputError: files are missing or damaged, or the architecture is not supported.
+    """
     if not (path / "config.json").is_file():
         raise InputError(f"{path} has no config.json, which a Hugging Face folder has; give another folder")
     if (path / "adapter_config.json").is_file():
@@ -376,6 +390,11 @@ def hooked_model(path: Path, opened: TransformersModel, norm: str, options: Norm
 
 
 def _heads_of(path: Path, model: PreTrainedModel) -> HeadShape:
+    """Return the numbers and sizes of the model's heads, by running two tokens through it.
+
+    Raises:
+        InputError: the model cannot run, or its heads are not supported.
+    """
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     try:
         return probe_heads(model, lambda attention: model(input_ids=tokens, sharp_attention=attention))
@@ -386,6 +405,7 @@ def _heads_of(path: Path, model: PreTrainedModel) -> HeadShape:
 
 
 def _config(path: Path, opened: TransformersModel, heads: HeadShape, norm: str) -> SharpConfig:
+    """Return Sharp's description of an opened model: vocabulary, heads, contexts, special tokens and `norm`."""
     model, architecture = opened.model, opened.architecture
     facts = model.config
     generation = getattr(model, "generation_config", None)  # encoders have none

@@ -145,6 +145,7 @@ def recorded_reads() -> Iterator[ReadKeys]:
     original: Any = PreTrainedConfig.__getattribute__
 
     def recording(self: PreTrainedConfig, name: str) -> Any:
+        """Return the config's attribute, and record its name if model code reads it."""
         if name.startswith("__"):
             return original(self, name)
         caller = sys._getframe(1)

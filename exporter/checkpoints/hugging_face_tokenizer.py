@@ -138,6 +138,7 @@ def _put_back(backend: Tokenizer, stored: Tokenizer) -> None:
 
 
 def _template(file: Path) -> str:
+    """Return the chat template of a JSON file. InputError if the file has none, or it is no text."""
     try:
         template = json.loads(file.read_bytes())["chat_template"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -176,6 +177,7 @@ def special_tokens(
     default = type(facts)()
 
     def kept(token: int, name: str) -> bool:
+        """Whether to keep a special token: it is in the vocabulary, or no default of the config's class."""
         return 0 <= token < vocab_size or token != getattr(default, name, None)
 
     own = None if generation is None else generation.eos_token_id  # encoders have no generation config; 0 is a token

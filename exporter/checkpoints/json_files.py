@@ -37,6 +37,7 @@ def read_json(file: Path) -> dict[str, Any]:
     twice: list[str] = []
 
     def noted(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the pairs of a JSON object as a dict, and note names that stand twice."""
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
@@ -99,6 +100,7 @@ def check_generation_file(path: Path) -> None:
 
 
 def _check_tokens(file: Path, content: Mapping[str, Any]) -> None:
+    """Check that a config's special tokens (`TOKENS`) are integers, lists of them, or absent; else raise InputError."""
     for name in TOKENS:
         given = content.get(name)
         for token in given if isinstance(given, list) else [given]:

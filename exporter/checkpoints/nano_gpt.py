@@ -169,6 +169,7 @@ def _check_state(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _exponential(path: Path, state: dict[str, Tensor], name: str) -> float:
+    """Return e to the scalar weight `name` of the checkpoint. InputError if it is missing or not finite."""
     value = state.get(name)
     if value is None or value.numel() != 1 or not value.isfinite().all():
         raise InputError(f"{path}: {name} is missing, or no finite number; copy the checkpoint again")
@@ -176,6 +177,11 @@ def _exponential(path: Path, state: dict[str, Tensor], name: str) -> float:
 
 
 def _state(path: Path, content: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the checkpoint's weights by name, without the prefixes of wrappers such as torch.compile.
+
+    Raises:
+        InputError: the entry `model` is no dict of tensors.
+    """
     state = content.get("model")
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{path} is damaged: its entry 'model' holds no weights; copy it again")

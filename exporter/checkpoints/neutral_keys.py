@@ -108,7 +108,7 @@ def check_other_names(where: Path, facts: PreTrainedConfig, content: Mapping[str
 
 
 def _other_names(facts: PreTrainedConfig, content: Mapping[str, Any], name: str) -> list[str]:
-    """Return the other names of the same setting for which the configuration has a value."""
+    """Return other names of the setting `name` (as n_embd for hidden_size) that have a value in `content`, a config."""
     return [
         other
         for names in NAMES_OF_ONE_THING

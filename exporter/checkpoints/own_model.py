@@ -40,7 +40,7 @@ class OwnDecoder(Decoder):
         self.key_bounds = key_bounds(model)
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Compute hidden states [batch, tokens, hidden]; the options of `attention` get each layer's bound of keys."""
+        """Return final hidden states [batch, tokens, hidden]; `attention` gets each layer's bound of keys."""
 
         def bounded(
             layer: int,
@@ -51,13 +51,14 @@ class OwnDecoder(Decoder):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention with the layer's bound of keys among its options."""
             options = replace(options, key_bound=self.key_bounds[layer])
             return attention(layer, query, key, value, head_params, alibi_slopes, options)
 
         return self.model.hidden_states(input_ids, positions, bounded)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits by the model's output layer."""
+        """Return logits [..., vocab] of hidden states [..., hidden_size]."""
         logits: Tensor = self.model.lm_head(hidden)
         return logits
 

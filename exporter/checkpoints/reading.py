@@ -105,6 +105,7 @@ def _with_tokenizer(path: Path, source: Source, given: str) -> Source:
 
 
 def _reader(path: Path) -> Callable[..., Source]:
+    """Return the function that reads the checkpoint, chosen by file name and content. InputError for any other file."""
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{path} has no config.json; give {KINDS}")

@@ -60,6 +60,13 @@ def _default_prompt(content: Mapping[str, Any]) -> str:
 
 
 def _check_modules(path: Path, facts: PreTrainedConfig, ignore: Sequence[str]) -> list[UnusedKeys]:
+    """Check that modules.json lists modules that Sharp computes, in a supported order, with settings that it supports.
+
+    Return the unused settings of Pooling, without those that match a pattern of `ignore`.
+
+    Raises:
+        InputError: a module, its order or one of its settings is not supported.
+    """
     file = path / MODULES
     try:
         modules = json.loads(file.read_bytes())

@@ -158,6 +158,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _read(shard: Path, name: str) -> Tensor:
+    """Return the tensor `name` of a safetensors file."""
     with safe_open(shard, framework="pt") as file:
         tensor: Tensor = file.get_tensor(name)
         return tensor

@@ -126,6 +126,7 @@ def read_trained_norm(path: Path) -> TrainedNorm:
 
 
 def _validated(content: object, where: str) -> TrainedNorm:
+    """Return a JSON value as `TrainedNorm`. InputError names the first wrong field and the file `where`."""
     try:
         read = TrainedNorm.model_validate(content)
     except ValidationError as error:

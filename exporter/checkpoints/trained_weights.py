@@ -177,6 +177,10 @@ def fill(norm: AttentionNorm, values: Mapping[str, Tensor], where: str) -> None:
 
 
 def _fitted(value: Tensor, shape: tuple[int, ...], name: str, where: str) -> Tensor:
+    """Return a learned parameter in `shape`; a single number is expanded. InputError for any other shape.
+
+    `where` begins the message, and `name` is the parameter in it.
+    """
     if value.numel() == 1:
         return value.reshape(()).expand(shape)
     if tuple(value.shape) != shape:

@@ -30,6 +30,11 @@ def declared_weights(path: Path) -> int:
 
 
 def _files(path: Path) -> Iterator[Path]:
+    """Yield the .safetensors or .gguf files of a folder, or the file itself.
+
+    Raises:
+        InputError: a file is empty or is another format, such as HTML or a Git LFS pointer.
+    """
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else (path,):
         if file.is_file() and file.suffix in (".gguf", ".safetensors"):
             with file.open("rb") as opened:
@@ -43,6 +48,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _of_gguf(path: Path) -> int:
+    """Return the number of weights in a GGUF file; 0 if it is damaged, which its reader reports later."""
     from sharp.exporter.checkpoints.gguf.file import GgufFile  # imports numpy
 
     try:
@@ -54,6 +60,11 @@ def _of_gguf(path: Path) -> int:
 
 
 def _of_safetensors(path: Path) -> int:
+    """Return the number of weights in a safetensors file by its header; 0 if the header is damaged.
+
+    Raises:
+        InputError: the file is shorter than its header says.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -67,6 +67,7 @@ def widen_bfloat16(graph: onnx_ir.Model) -> None:
 
 
 def _caches(node: onnx_ir.Node) -> list[onnx_ir.Value | None]:
+    """Return the inputs and outputs of a PagedAttention node that are caches; empty for other nodes."""
     op = schema.PAGED_ATTENTION
     if (node.domain, node.op_type) != (schema.DOMAIN, op.name):
         return []
@@ -75,6 +76,7 @@ def _caches(node: onnx_ir.Node) -> list[onnx_ir.Value | None]:
 
 
 def _widened(tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
+    """Return a bfloat16 tensor as float32, converted when it is read; any other tensor unchanged."""
     if tensor.dtype != DataType.BFLOAT16:
         return tensor
     return onnx_ir.LazyTensor(

@@ -37,6 +37,7 @@ def key_shifts(decoder: Decoder, cache: Cache, tokens: Tensor) -> dict[str, Tens
     means: dict[int, Tensor] = {}
 
     def measured(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
+        """Compute attention, and keep the mean key [kv_heads, head_dim] of the layer."""
         means[layer] = key.float().mean((0, 1))
         return attention(layer, query, key, value, *rest)  # type: ignore[arg-type]  # the arguments that came in
 

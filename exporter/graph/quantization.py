@@ -158,7 +158,7 @@ def _products(graph: onnx.GraphProto) -> list[tuple[str, tuple[int, int]]]:
 
 
 def _run_quantizer(model: onnx.ModelProto, packing: Packing, names: list[str]) -> onnx.ModelProto:
-    """Quantize the weights of the products called `names`."""
+    """Return the model with quantized weights in the product nodes called `names`; `packing` has bits and block."""
     with _without_messages():
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 

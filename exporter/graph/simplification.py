@@ -40,6 +40,7 @@ TURN = (0, 2, 1, 3)  # [batch, tokens, heads, dim] to [batch, heads, tokens, dim
 
 
 def _rotate_turned(op: Any, x: Any, cos: Any, sin: Any) -> Any:
+    """Build the pattern to replace: RotaryEmbedding between two transpositions."""
     rotated = op.RotaryEmbedding(
         op.Transpose(x, perm=TURN), cos, sin, _allow_other_attributes=True, _outputs=["rotated"]
     )
@@ -65,24 +66,29 @@ def _rotate_as_it_is(op: Any, x: onnx_ir.Value, cos: Any, sin: Any, rotated: onn
 
 
 def _row_of_one(op: Any, x: Any, index: Any) -> Any:
+    """Build the pattern to replace: a Gather of one row along axis 0."""
     return op.Gather(x, index, axis=0)
 
 
 def _is_row_of_one(_context: Any, x: onnx_ir.Value, index: onnx_ir.Value) -> bool:
+    """Whether a Gather's x has one row and known sizes, and its index is a scalar constant."""
     row = index.const_value
     return x.shape is not None and x.shape[0] == 1 and _sizes_known(x) and row is not None and row.numpy().ndim == 0
 
 
 def _view_of_row(op: Any, x: onnx_ir.Value, **_: Any) -> Any:
+    """Build the replacement of a Gather: a Reshape of x to the shape of its only row."""
     assert x.shape is not None
     return op.Reshape(x, op.Constant(value_ints=[-1, *x.shape[2:]]))
 
 
 def _reshape_with_axis(op: Any, x: Any, axes: Any, shape: Any) -> Any:
+    """Build the pattern to replace: an Unsqueeze before a Reshape."""
     return op.Reshape(op.Unsqueeze(x, axes), shape)
 
 
 def _shape_copies_nothing(_context: Any, shape: onnx_ir.Value, **_: Any) -> bool:
+    """Whether the target shape is constant and has no 0, which would copy an input dimension."""
     return shape.const_value is not None and 0 not in shape.const_value.numpy()
 
 

@@ -88,7 +88,8 @@ def _projection(
 ) -> _Projection | None:
     """Return the product that `value` was made from; the widest, because a length scale has a product, too.
 
-    Returns None if no product with an initializer is found.
+    Returns None if no product with an initializer is found. `producers` are the nodes by the name of their output,
+    `weights` the initializers by name.
     """
     products, open_values, seen = [], [value], set()
     while open_values:
@@ -110,7 +111,8 @@ def _columns(
 ) -> _Projection | None:
     """Return `value` as a product with a matrix, or as columns of a product that was split; otherwise None.
 
-    The exporter joins several matrices to one and splits the product.
+    The exporter joins several matrices to one and splits the product. `producers` are the nodes by the name of their
+    output, `weights` the initializers by name.
     """
     sizes, part = [], 0
     if node.op_type == "Split" and len(node.input) == 2 and node.input[1] in weights:

@@ -230,16 +230,21 @@ class RecordingAttention:
         alibi_slopes: Tensor | None,
         options: LayerOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output [tokens, q_heads, head_dim] and the op's statistics."""
+        """Return the output [tokens, q_heads, head_dim] and the op's statistics [tokens, q_heads, columns]."""
         return attend_one_sequence(query, key, value, head_params, alibi_slopes, op_attributes(self.config, options))
 
     def _take_projections(self) -> Projections | None:
+        """Return hidden states and weights per head of the layer's query and key projections, and forget them.
+
+        Return None if not exactly two projections were seen, as in architectures with other names.
+        """
         projected, self._projected = self._projected, []
         if len(projected) != 2:  # an architecture whose projections have other names
             return None
         (hidden, query_weight), (_, key_weight) = projected
 
         def per_head(weight: Tensor) -> Floats:
+            """Return a weight [heads * head_dim, hidden_size] as [heads, head_dim, hidden_size]."""
             heads: Any = weight.detach().float().unflatten(0, (-1, self.config.head_dim)).numpy()
             return heads  # type: ignore[no-any-return]
 

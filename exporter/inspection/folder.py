@@ -166,6 +166,7 @@ def _set_record(
     name = f"inspect.{node.layer}."
 
     def session(output: str) -> onnxruntime.InferenceSession:
+        """Open the model with this output only."""
         only = onnx.ModelProto()
         only.CopyFrom(model)
         kept = [value for value in only.graph.output if value.name == output]
@@ -174,6 +175,7 @@ def _set_record(
         return _open(only, path, manifest)
 
     def run(opened: onnxruntime.InferenceSession, output: str, count: int) -> Floats:
+        """Return the output for the first `count` items of the set."""
         given = {"items": items[None, :count], "query": np.full((1, 1), QUERY, np.float32)}
         read = {value.name for value in opened.get_inputs()}
         (values,) = opened.run([output], {name: array for name, array in given.items() if name in read})
@@ -190,6 +192,10 @@ def _set_record(
 
 
 def _open(model: onnx.ModelProto, path: Path, manifest: Manifest) -> onnxruntime.InferenceSession:
+    """Load the model, whose weights lie in folder `path`, in ONNX Runtime on the CPU.
+
+    InputError if it cannot be loaded.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     register_kernels(options)
@@ -202,6 +208,7 @@ def _open(model: onnx.ModelProto, path: Path, manifest: Manifest) -> onnxruntime
 
 
 def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str], inputs: Inputs) -> list[Floats]:
+    """Run all of `inputs` as one prompt and return the outputs `names`, in their order."""
     session = _open(model, path, manifest)
     if manifest.cache.form == "none":
         given = {manifest.inputs[0].name: inputs[None], "collect_stats": np.array(True)}
@@ -225,6 +232,7 @@ def _run(model: onnx.ModelProto, path: Path, manifest: Manifest, names: list[str
 
 
 def _layer_record(node: InspectedNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats]) -> LayerRecord:
+    """Return one layer's query, key, normalizer and statistics from the outputs `found`, by name."""
     given = {name: found.get(f"inspect.{node.layer}.{name}") for name in SHOWN}
     query, key = given["query"], given["key"]
     assert query is not None
@@ -247,6 +255,11 @@ def _layer_record(node: InspectedNode, model: onnx.ModelProto, path: Path, found
 def _projections(
     node: InspectedNode, model: onnx.ModelProto, path: Path, found: dict[str, Floats], heads: tuple[int, int]
 ) -> Projections | None:
+    """Return hidden states [tokens, hidden_size], and query and key weights [heads, head_dim, hidden_size], of a layer.
+
+    `heads` are the numbers of query and KV heads. Return None if the graph has no separate projections. `found` are the
+    run's outputs by name.
+    """
     if node.projections is None:
         return None
     weights = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -168,7 +168,8 @@ def spread_bound(layer: LayerRecord) -> Doubles | None:
 def _largest_norms(given: NDArray[np.float32], weight: NDArray[np.float32], hidden: Doubles) -> Doubles:
     """Return sigma_max(W) |x| |given| / |W x| of every head and token [heads, tokens].
 
-    `given` is the vector that attention received for the projection W x.
+    `given` [tokens, heads, head_dim] is the vector that attention received for the projection W x, `weight` W [heads,
+    head_dim, hidden_size], and `hidden` x [tokens, hidden_size].
     """
     weight = weight.astype(np.float64)  # [heads, head_dim, hidden_size]
     sigma = np.linalg.norm(weight, ord=2, axis=(1, 2))
@@ -197,6 +198,7 @@ def entropy_curves(statistics: TokenStatistics) -> Curves:
     starts, sizes = edges[:-1], np.diff(edges)
 
     def means(values: Doubles) -> Doubles:
+        """Return the means of values [..., tokens] over each range of tokens, [..., ranges]."""
         return np.asarray(np.add.reduceat(values, starts, axis=-1) / sizes)
 
     return Curves(

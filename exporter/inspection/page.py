@@ -57,6 +57,7 @@ def page_content(inspection: Inspection) -> dict[str, Any]:
 
 
 def _script_data(inspection: Inspection) -> dict[str, Any]:
+    """Return the data of the page's script as JSON values: entropy curves, tokens of the text and packed maps."""
     statistics, model = inspection.statistics, inspection.model
     curves = entropy_curves(statistics)
     trained = model.trained_context

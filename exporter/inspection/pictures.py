@@ -69,6 +69,10 @@ def draw_entropy(statistics: TokenStatistics, trained_context: int) -> Figure:
 
 
 def _draw_layer(panel: Axes, length: np.ndarray, entropy: np.ndarray, colors: np.ndarray) -> None:
+    """Draw the entropy [heads, points] of one layer against `length` (visible tokens) with its mean and deviation.
+
+    `colors` has a color per head.
+    """
     for head, (curve, color) in enumerate(zip(entropy, colors, strict=True)):
         panel.plot(length, curve, color=color, linewidth=0.8, label="a head" if head == 0 else None)
     mean, deviation = entropy.mean(0), entropy.std(0)

@@ -76,6 +76,11 @@ def tokenize(prompt: PromptSource, model: InspectedModel) -> TokenizedText:
 
 
 def _token_ids(prompt: PromptSource, model: InspectedModel) -> tuple[list[int], str]:
+    """Return the token ids of the prompt, and the words that say where they are from.
+
+    Raises:
+        InputError: the model reads no text or has no tokenizer.
+    """
     if prompt.numbers is not None:
         raise InputError(f"{model.name} reads text, and --numbers is for models of sets or of numbers; give --text")
     if prompt.token_ids is not None:
@@ -91,6 +96,7 @@ def _token_ids(prompt: PromptSource, model: InspectedModel) -> tuple[list[int], 
 
 
 def _read(file: Path) -> str:
+    """Return the text of a UTF-8 file. NotFoundError if it does not exist, InputError if it is not UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -102,6 +108,7 @@ def _read(file: Path) -> str:
 
 
 def _encode(tokenizer: Tokenizer, text: str, source: str) -> list[int]:
+    """Return the token ids of `text`. InputError, beginning with `source`, for text with lone surrogates."""
     try:
         text.encode()  # an argument that is not UTF-8 has lone surrogates, which tokenizers refuses with a TypeError
     except UnicodeEncodeError as error:
@@ -115,6 +122,7 @@ def _maximum_question(tokenizer: Tokenizer, tokens: int) -> list[int]:
     numbers = np.random.default_rng(0).integers(0, 1000, tokens)
 
     def question(count: int) -> list[int]:
+        """Return the token ids of the question for the largest of the first `count` numbers."""
         sequence = ", ".join(str(number) for number in numbers[:count])
         return _encode(
             tokenizer, f"What is the maximum in the following sequence: {sequence}? The maximum is:", "the question"
@@ -193,6 +201,12 @@ def random_numbers(width: int, count: int) -> Floats:
 
 
 def _from_file(prompt: PromptSource, model: InspectedModel, width: int) -> Floats:
+    """Read the prompt's numbers from JSON: [items, width], or [items] if `width` is 0, as float32.
+
+    Raises:
+        NotFoundError: the file does not exist.
+        InputError: it is no JSON, has another shape, or holds NaN or infinity.
+    """
     file = prompt.numbers
     assert file is not None
     needed = f"a list of items, each a list of {width} numbers" if width else "a list of numbers"

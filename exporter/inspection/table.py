@@ -35,6 +35,7 @@ def head_rows(statistics: TokenStatistics) -> list[HeadRow]:
     """Return a row per head, from the sharpest to the most dispersed."""
 
     def mean(values: Doubles) -> Doubles:
+        """Return the means of values [..., tokens] over the tokens after the first."""
         return np.asarray(values[..., 1:].mean(-1))
 
     normalized, share = statistics.normalized_entropy, statistics.support_share

@@ -136,10 +136,12 @@ def evaluate(
         if_interrupted(f"the documents that were read are kept in {folder}; the same command goes on from there")
 
         def phase(name: str, steps: int) -> Callable[[], None]:
+            """Begin a progress bar of `steps` documents, and return the function to call after each."""
             task = bars.add_task(name, total=steps)
             done = 0
 
             def advance() -> None:
+                """Count one document."""
                 nonlocal done
                 done += 1
                 bars.advance(task)

@@ -184,6 +184,7 @@ def _cut(sentences: Sequence[str], start: int, characters: float) -> list[str]:
 
 
 def _facts(chance: random.Random) -> list[_Fact]:
+    """Return all facts with their questions, in random order."""
     words = chance.sample(WORDS, len(WORDS))
     facts = [
         _Fact(
@@ -226,6 +227,7 @@ def _facts(chance: random.Random) -> list[_Fact]:
 
 
 def _choices(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words as choices of a question, each after a space."""
     return tuple(f" {word}" for word in words)
 
 
@@ -295,13 +297,15 @@ def can_be_copied(sentences: Sequence[str]) -> bool:
 
 
 def _is_asked(words: Sequence[str]) -> bool:
+    """Whether a copying question can ask for the word that follows the first `COPY_WORDS` words."""
     return words[COPY_WORDS].isalpha() and len(words[COPY_WORDS]) > 2
 
 
 def _copy_questions(pieces: list[str], text: str, chance: random.Random) -> list[tuple[int, Question]]:
     """Return up to 8 pairs (place in characters, question) for the next words of sentences of the text.
 
-    The first words of such a sentence occur only once in the text. The list is empty if fewer than two fit.
+    The first words of such a sentence occur only once in the text. The list is empty if fewer than two fit. `pieces`
+    are the sentences of the text.
     """
     found: list[tuple[int, str, str]] = []
     for piece in chance.sample(pieces, len(pieces)):

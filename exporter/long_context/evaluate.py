@@ -138,19 +138,28 @@ def _fits(reader: DocumentReader, tokens: int) -> bool:
 
 
 def _pairs(settings: EvaluateSettings) -> Iterator[tuple[int, int]]:
-    """Yield (length, number) of documents, ordered by number so that a stopped run has documents of all lengths."""
+    """Yield (length, number) of documents, ordered by number so that a stopped run has documents of all lengths.
+
+    A length is in tokens, and a document's number from 0.
+    """
     return ((tokens, number) for number in range(settings.documents) for tokens in settings.lengths)
 
 
 def _key(line: Line) -> tuple[str, int, int]:
+    """Return a result's model, length in tokens and document number, which together identify the result."""
     return line["model"], line["length"], line["document"]
 
 
 def _found(lines: list[Line], subject: Subject, settings: EvaluateSettings, tokens: int, number: int) -> bool:
+    """Whether `lines` hold the result of the subject's document `number` at `tokens` tokens, for all tasks."""
     return any(_key(line) == (subject.name, tokens, number) and {*settings.tasks} <= {*line["tasks"]} for line in lines)
 
 
 def _identity(settings: EvaluateSettings, name: str, text: str) -> Line:
+    """Return the values that must be equal for results to be continued: version, text, form and seed.
+
+    `name` is the text's name; `text` its content, of which the hash is kept.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {"version": VERSION, "text": name, "text_sha256": digest, "form": settings.form, "seed": settings.seed}
 
@@ -202,6 +211,7 @@ def _whole_lines(path: Path) -> list[Any]:
 
 
 def _append(folder: Path, line: Line) -> None:
+    """Append one result to the folder's file. InputError if it cannot be written."""
     try:
         with (folder / DOCUMENTS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -210,6 +220,7 @@ def _append(folder: Path, line: Line) -> None:
 
 
 def _not_written(folder: Path, error: OSError) -> InputError:
+    """Return the error for a results folder that cannot be written."""
     return InputError(f"{folder} cannot be written: {error.strerror}; choose another folder with -o")
 
 

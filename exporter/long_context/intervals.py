@@ -42,10 +42,15 @@ def difference(parts: Sequence[float], others: Sequence[float], wholes: Sequence
 
 
 def _resamples(documents: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Return bootstrap samples: document numbers [RESAMPLES, documents], the same in each call."""
     return np.random.default_rng(0).integers(documents, size=(RESAMPLES, documents))
 
 
 def _estimate(value: float, resampled: np.ndarray, documents: int) -> Estimate:
+    """Return `value` with standard error and confidence interval from its `resampled` values.
+
+    Both are None below 2 documents, the interval also below `FEWEST`.
+    """
     if documents < 2:
         return Estimate(float(value), None, None, None)
     error = float(resampled.std(ddof=1))

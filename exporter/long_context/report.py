@@ -43,11 +43,13 @@ def summarize(lines: Sequence[Line]) -> Line:
 
 
 def _of(lines: Iterable[Line], model: str, length: int) -> list[Line]:
+    """Return a model's results at one length (tokens), in the order of documents."""
     found = (line for line in lines if line["model"] == model and line["length"] == length)
     return sorted(found, key=lambda line: line["document"])
 
 
 def _tasks(lines: Sequence[Line]) -> list[str]:
+    """Return the names of the tasks that any of the results has, in the order of `TASKS`."""
     return [task for task in TASKS if any(line["tasks"].get(task) for line in lines)]
 
 
@@ -79,7 +81,10 @@ def _task(own: Sequence[Line], first: Sequence[Line], task: str) -> Line:
 
 
 def _sums(lines: Sequence[Line], task: str, score: str) -> tuple[list[int], list[int]]:
-    """Return the numbers of right responses and of questions of every document."""
+    """Return two lists with an entry per document: the right responses to a task's questions, and the questions.
+
+    `score` is the field of a question that says whether the response was right.
+    """
     return (
         [sum(bool(question[score]) for question in line["tasks"][task]) for line in lines],
         [len(line["tasks"][task]) for line in lines],
@@ -107,6 +112,10 @@ def _paired(
 
 
 def _parts(questions: Sequence[Line], score: str, part_of: Callable[[Line], int]) -> list[float | None]:
+    """Return the share of questions whose `score` is true, per index that `part_of` gives a question.
+
+    An index without questions has None.
+    """
     parts: dict[int, list[bool]] = {}
     for question in questions:
         parts.setdefault(part_of(question), []).append(bool(question[score]))
@@ -249,6 +258,10 @@ def tables(figures: Line) -> list[Line]:
 
 
 def _cell(estimate: Line | None) -> str:
+    """Return a table cell: the share in %, its interval or standard error; "" for None.
+
+    An arrow says that the model differs from the first, up or down.
+    """
     if estimate is None:
         return ""
     if estimate["standard_error"] is None:
@@ -263,6 +276,7 @@ def _cell(estimate: Line | None) -> str:
 
 
 def _head_cell(row: Line | None, name: str, form: str) -> str:
+    """Return the value `name` of a row's heads in the format string `form`; "" without a row or heads."""
     return form.format(row["heads"][name]) if row is not None and row["heads"] else ""
 
 
@@ -333,6 +347,7 @@ def _shown(task: Line) -> tuple[float, float, float]:
 
 
 def _powers(panel: Any, values: Sequence[int]) -> None:
+    """Label the x axis at `values` (tokens), multiples of 1024 as "8k"."""
     panel.set_xticks(
         values, [f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value) for value in values]
     )

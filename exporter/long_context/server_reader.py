@@ -81,6 +81,11 @@ class ServerDocumentReader:
         return [self._response(question) for question in questions]
 
     def _response(self, question: Question) -> Response:
+        """Ask the server the question about the document; return its text and the scores of the choices.
+
+        Raises:
+            InputError: the server's response is no completion.
+        """
         prompt = self._document + PLAIN[1].format(question=question.question) + question.lead
         most = 4 * len(question.expected.split()) + 4
         try:
@@ -97,10 +102,19 @@ class ServerDocumentReader:
         return None
 
     def _complete(self, prompt: str, tokens: int, logprobs: int | None) -> dict[str, Any]:
+        """Return the server's completion of `prompt`: at most `tokens` tokens, greedy.
+
+        `logprobs` is how many likeliest tokens to list; None lists none.
+        """
         body: dict[str, Any] = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         return self._ask("/v1/completions", body | ({} if logprobs is None else {"logprobs": logprobs}))
 
     def _ask(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """Send JSON to the server (GET if `body` is None) and return the JSON object of its response.
+
+        Raises:
+            InputError: the response is no JSON object, or the server requires a key.
+        """
         try:
             content = self._connection.request(path, body)
         except RefusedError as error:

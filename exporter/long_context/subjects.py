@@ -164,6 +164,7 @@ def _is_adapted(path: Path) -> bool:
 
 
 def _check_source(source: str) -> None:
+    """Check that a server responds, or that a file or folder is a model and fits into memory; else raise SharpError."""
     check_no_address(source)
     if is_url(source):
         HttpConnection(source, token=os.environ.get(KEY), seconds=SECONDS).check_responds()

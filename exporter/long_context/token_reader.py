@@ -104,6 +104,10 @@ class TokenReader:
         return responses
 
     def _response(self, question: Question, prompt: str, ids: list[int], logits: Tensor) -> Response:
+        """Return the scores of the choices' first tokens, and the greedy text while it agrees with the expected one.
+
+        `ids` are the tokens of `prompt` after the document, and `logits` [vocab] those of the next token.
+        """
         log_probabilities = torch.log_softmax(logits.float(), -1)
         scores: dict[int, tuple[str, float]] = {}
         for choice in (
@@ -125,6 +129,7 @@ class TokenReader:
         return self.runtime.heads()
 
     def _ids(self, text: str) -> list[int]:
+        """Return the token ids of `text` without special tokens."""
         found: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return found
 

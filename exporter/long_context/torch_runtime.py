@@ -148,6 +148,10 @@ class TorchRuntime:
         return entropies.tolist(), supports.tolist()
 
     def _forward(self, ids: list[int], mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Append tokens to the cache and return their last hidden states [tokens, hidden_size].
+
+        `positions` continue the cache if not given; `mask` is transformers' attention mask.
+        """
         start = self.cache.get_seq_length()
         if positions is None:
             positions = torch.arange(start, start + len(ids))
@@ -162,6 +166,7 @@ class TorchRuntime:
         return hidden
 
     def _record(self, layer: int, heads: tuple[int, ...], entropies: Tensor, supports: Tensor) -> None:
+        """Add the entropies (nats) and supports of a layer's `heads`, both [heads, tokens], to the sums over tokens."""
         if self.sums is None:
             shape = (self.decoder.config.layers, self.decoder.config.q_heads)
             self.sums = (torch.zeros(shape), torch.zeros(shape))
@@ -170,6 +175,7 @@ class TorchRuntime:
 
 
 def _decoder(path: Path, opened: TransformersModel, norm: str) -> HookedDecoder:
+    """Return the opened model with its attention replaced by the op under `norm`."""
     decoder = hooked_model(path, opened, norm, NO_OPTIONS)
     assert isinstance(decoder, HookedDecoder)
     return decoder

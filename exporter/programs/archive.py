@@ -92,6 +92,11 @@ def load_program(path: Path) -> ExportedProgram:
 
 
 def _check(archive: PT2ArchiveReader, length: int) -> None:
+    """Check the archive's parts before any is read: their number, names and sizes, within `length` bytes of the file.
+
+    Raises:
+        InputError: a part is not allowed, or there is not exactly one program.
+    """
     names = archive.get_file_names()
     if len(names) > MOST_PARTS:
         raise InputError(f"it has {len(names)} parts, but may have {MOST_PARTS}")
@@ -136,6 +141,10 @@ def _check_sums(file: IO[bytes], length: int) -> None:
 
 
 def _json(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the JSON object of the archive's part `name`. InputError if it is too large or empty.
+
+    `sizes` are the parts' sizes in bytes by name.
+    """
     content = archive.read_bytes(name) if sizes[name] <= MOST_JSON else b""
     if not content or sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise InputError(f"its part {name} is {'too large' if sizes[name] else 'empty'}; save it again")
@@ -146,7 +155,13 @@ def _json(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> dic
 
 
 def _check_payload(config: dict[str, Any], folder: str, sizes: Mapping[str, int]) -> None:
-    """Check that every tensor in a folder of the archive is plain bytes in a file of its own."""
+    """Check that every tensor in a folder of the archive is plain bytes in a file of its own.
+
+    `config` is the folder's JSON table of tensors by name, `sizes` the bytes of the archive's files by path.
+
+    Raises:
+        InputError: a tensor is pickled, missing or no tensor, or the shapes have far more numbers than the files.
+    """
     repeated = 0
     for name, payload in config["config"].items():
         if payload.get("use_pickle") is not False:
@@ -166,6 +181,7 @@ def _check_payload(config: dict[str, Any], folder: str, sizes: Mapping[str, int]
 
 
 def _check_program(program: Any) -> None:
+    """Check operators, sizes and types that a serialized program names, else raise InputError."""
     for key, value in _items(program):
         if key == "target" and isinstance(value, str):
             _check_target(value)
@@ -181,6 +197,7 @@ def _check_program(program: Any) -> None:
 
 
 def _check_target(target: str) -> None:
+    """Check that a call's target is an operator of ATen or Sharp that this torch has, else raise InputError."""
     allowed = OPERATORS.fullmatch(target) or ARITHMETIC.fullmatch(target) or target in SUBGRAPHS
     if not allowed or FORBIDDEN.search(target):
         raise InputError(f"it calls {target[:80]!r}, which is no operator of ATen or of Sharp")
@@ -194,6 +211,11 @@ def _is_known(library: str, name: str, overload: str) -> bool:
 
 
 def _check_expression(text: str) -> None:
+    """Check that the text of a symbolic size is a short expression of symbols and numbers, without large powers.
+
+    Raises:
+        InputError: it is something else, which sympy would evaluate.
+    """
     powers = text.count("Pow")
     large = len(SMALL_EXPONENT.findall(text)) < powers or powers > MOST_POWERS or LARGE_EXPONENT.search(text)
     if len(text) > 10_000 or large or not EXPRESSION.fullmatch(text):
@@ -202,6 +224,7 @@ def _check_expression(text: str) -> None:
 
 @cache
 def _known_operators() -> frozenset[str]:
+    """Return the full names of all operators that torch has, as "aten::add.Tensor"."""
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 

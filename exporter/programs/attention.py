@@ -55,6 +55,7 @@ def find_attention(program: Program, roles: Roles) -> list[AttentionCall]:
 
 
 def _full_name(node: Node) -> str:
+    """Return the full name of the node's operator, as "sharp.attention"; "" if it calls no operator of torch."""
     return node.target._schema.name.replace("::", ".") if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
@@ -74,6 +75,10 @@ def _first_output(node: Node) -> Node:
 
 
 def _fused(node: Node) -> AttentionCall:
+    """Read a call of scaled_dot_product_attention.
+
+    InputError for dropout or operands of other than 3 or 4 dimensions.
+    """
     arguments = arguments_of(node)
     if arguments.get("dropout_p"):
         raise InputError(f"attention at {where(node)} has a dropout of {arguments['dropout_p']}; call eval() first")
@@ -91,6 +96,7 @@ def _fused(node: Node) -> AttentionCall:
 
 
 def _by_name(node: Node) -> AttentionCall:
+    """Read a call of Sharp's own attention op. InputError if it is given a cache or lengths."""
     arguments = arguments_of(node)
     if any(arguments.get(name) is not None for name in ("past_key", "past_value", "past_lens")):
         raise InputError(f"attention at {where(node)} has a cache of its own; export the module without one")
@@ -109,6 +115,7 @@ def _by_name(node: Node) -> AttentionCall:
 
 
 def _flexible(node: Node) -> AttentionCall:
+    """Read a call of flex_attention. InputError if the program uses the logarithms of its sums."""
     _, _, _, score_mod, block_mask, scale, _, score_buffers, mask_buffers = node.args
     assert isinstance(block_mask, list | tuple)
     arguments = {

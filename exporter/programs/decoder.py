@@ -97,8 +97,13 @@ class ProgramDecoder(Decoder):
         return found
 
     def _read_tables(self, positions: Tensor, batch: int) -> dict[Node, Replacement]:
+        """Return replacements of the nodes that read position tables: rows at `positions` [batch, tokens] instead."""
+
         def reading(number: int, table: PositionTable) -> Replacement:
+            """Return the replacement of a table's node: rows of table `number` at the positions."""
+
             def read() -> Tensor:
+                """Return the table's rows at the positions, in the layout of its node."""
                 values: Tensor = getattr(self, f"positions_{number}")
                 if table.learned is not None:
                     values = values.to(getattr(self.program, table.learned).dtype)
@@ -191,6 +196,7 @@ def find_positions(
     last, tail = split(program, output, source)
 
     def given_at(batch: int, length: int) -> Values:
+        """Return inputs for `batch` sequences of `length` tokens: positions in order, and all tokens equal."""
         given: Values = {}
         for port in program.inputs:
             shape = shape_of(program, roles, port, batch, length)
@@ -208,6 +214,7 @@ def find_positions(
     checked = [output if tail is last else last]  # the logits of the last token alone have no rows for the other tokens
 
     def run(tokens: Tensor) -> Values:
+        """Return the values of the nodes to be checked for these tokens [1, length]."""
         given = {**given_at(1, tokens.shape[1]), source: tokens}
         return program.evaluate(given, checked, replaced, record=True)
 
@@ -246,6 +253,7 @@ def split(program: Program, output: Node, source: Node) -> tuple[Node, Node]:
 
 
 def _takes_last(node: Node) -> bool:
+    """Whether the node keeps the last token only, by a slice or an index of the second dimension."""
     if name_of(node) == "slice":
         arguments = arguments_of(node)
         return (arguments["dim"], arguments["start"]) == (1, -1)

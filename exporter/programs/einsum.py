@@ -38,6 +38,7 @@ def _labels(letters: str, behind: int) -> Labels:
 
 
 def _unknown(node: Node) -> InputError:
+    """Return the error for an einsum that Sharp does not recognise."""
     return InputError(f"attention at {where(node)} is an einsum that Sharp does not know: {node.args[0]}")
 
 
@@ -58,6 +59,7 @@ def _order(labels: Labels, target: Labels, node: Node) -> Arrange:
     missing = [index for index, label in enumerate(target) if label not in labels]
 
     def arrange(tensor: Tensor) -> Tensor:
+        """Bring an operand's value to [batch, heads, tokens, dim]."""
         tensor = tensor.permute(order)
         for index in missing:
             tensor = tensor.unsqueeze(index)
@@ -104,6 +106,10 @@ def _query_letter(of_query: Labels, of_other: Labels, output: Labels, node: Node
 def _reading(
     product: Node, output: Labels, query: Node, of_query: Labels, key: Node, of_key: Labels, queries: str
 ) -> tuple[Operand, Operand, Grid] | None:
+    """Return the query, key and logits of a product, from the labels of its operands; None if it is no attention.
+
+    `queries` is the label of the query positions. Operands are brought to [batch, heads, tokens, dim].
+    """
     keys = [label for label in output if label in of_key and label not in of_query]
     batch = [label for label in output if label != queries and label not in keys]
     grouped = len(batch) == 3 and batch[2] not in of_key
@@ -150,6 +156,7 @@ def einsum_values(mixed: Node, weights: Node, value: Node) -> tuple[Operand, Arr
         return operand, no_head, grid
 
     def restore(tensor: Tensor) -> Tensor:
+        """Bring a result [batch, heads, tokens, dim] to the layout of the einsum's output."""
         if grouped:
             tensor = tensor.unflatten(1, (groups, -1))
         tensor = tensor.permute(*order, *(index for index in range(tensor.dim()) if index not in order))

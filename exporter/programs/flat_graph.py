@@ -83,6 +83,7 @@ def _take_apart(graph: Graph, node: Node) -> None:
     beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
 
     def call(target: Any, *arguments: Any) -> Node:
+        """Append a call to the graph, with the metadata of the replaced node."""
         found = graph.call_function(target, arguments)
         found.meta = dict(node.meta)
         return found

@@ -108,6 +108,7 @@ def pickle_names(path: Path) -> PickleNames | None:
 
 
 def _owner_of_archive(path: Path) -> str | None:
+    """Return the message for a zip file of TorchScript, AOTInductor, Keras, ...; None for any other zip file."""
     with zipfile.ZipFile(path) as archive:
         parts = archive.namelist()[:MOST_PARTS]
     if any(part.endswith("/constants.pkl") for part in parts) and any("/code/" in part for part in parts):
@@ -131,6 +132,7 @@ def _owner_of_archive(path: Path) -> str | None:
 
 
 def _owner_of_pickle(path: Path, names: PickleNames) -> str | None:
+    """Return the message for a pickle with objects other than weights; None if it has only weights."""
     if not (foreign := names.foreign):
         return None
     load = f"torch.load({path.name!r}, weights_only=False)"
@@ -147,6 +149,7 @@ def _owner_of_pickle(path: Path, names: PickleNames) -> str | None:
 
 
 def _old(path: Path) -> str:
+    """Return the message for a file of torch before 1.6."""
     return (
         f"{path} is of a torch before 1.6 and all pickles: load it there, if you trust it, and save it again with "
         "torch.save(state_dict, 'WEIGHTS.pt')"
@@ -154,4 +157,5 @@ def _old(path: Path) -> str:
 
 
 def _other(path: Path, what: str) -> str:
+    """Return the message for a file that is not PyTorch's; `what` follows the file's name, as "is an ONNX model"."""
     return f"{path} {what}; {PYTORCH}: convert it to one of them"

@@ -116,6 +116,11 @@ class AttentionLayers:
         *,
         hidden: bool,
     ) -> Replacement:
+        """Return the computation that takes the place of attention layer `number` in the program.
+
+        `attention` computes the op; `lengths` returns the layer's total lengths, or None. With `hidden`, the op also
+        gets the tensor that the query is projected from.
+        """
         call, logits = layer.call, layer.logits
         named = [call.arguments.get(name) for name in ("head_params", "alibi_slopes", "sinks")] if call.by_name else []
         extra = [parameter for parameter in named if isinstance(parameter, Node)]
@@ -124,6 +129,10 @@ class AttentionLayers:
             extra.append(layer.hidden.node)
 
         def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Tensor:
+            """Compute the layer's attention by the op, from and to the layouts of the program.
+
+            `rest` are the values of the nodes `extra`, in their order.
+            """
             given = dict(zip(extra, rest, strict=True))
             head_params = call.norm.head_params
             slopes, sinks = logits.slopes, None
@@ -231,6 +240,13 @@ def _layer(
     roles: Roles,
     program: Program,
 ) -> Layer:
+    """Return the layer of an attention call, whose query, key and value [batch, heads, tokens, dim] are given.
+
+    `given` are the values of the program's inputs that they were computed from.
+
+    Raises:
+        InputError: the three do not go together, or differ in head size.
+    """
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
         raise InputError(f"the query, key and value of attention at {call.where} do not go together")
     if query.shape[1] % key.shape[1] or query.shape[0] != key.shape[0]:

@@ -127,6 +127,7 @@ def operand_shapes(
 
 
 def _scale(program: Program, call: AttentionCall, given: Mapping[Node, Tensor]) -> float:
+    """Return the factor of the call's logits; without one it is 1 / sqrt(head_dim)."""
     scale = call.arguments.get("scale")
     return float(operand_shapes(program, call, given)[0][3] ** -0.5 if scale is None else scale)
 
@@ -164,6 +165,10 @@ def _over_all(function: Callable[..., Tensor], first: tuple[int, ...], buffers: 
 
 
 def _fused_logits(program: Program, call: AttentionCall, given: Mapping[Node, Tensor], z: Tensor) -> Tensor:
+    """Return the logits of a fused attention from its products of queries and keys: scaled, capped and masked.
+
+    `z` are the products, and the result the logits, [batch, heads, queries, keys].
+    """
     arguments = call.arguments
     cap = arguments.get("softcap")
     logits: Tensor = z * _scale(program, call, given)

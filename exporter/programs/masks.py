@@ -82,6 +82,7 @@ def find_masks(program: Program, roles: Roles, calls: list[AttentionCall]) -> di
 
 
 def _visible_keys(program: Program, roles: Roles, call: AttentionCall) -> int:
+    """Return how many (query, key) pairs are visible in two sequences of the smallest test length."""
     return int(_visible(program, call, given_at(program, roles, 2, SIZES[0], padded=False))[1].sum())
 
 
@@ -144,6 +145,8 @@ def check_shift(call: AttentionCall, logits: Logits, normalizer: str) -> None:
 def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int) -> list[int]:
     """Return the longer lengths to evaluate: just above every constant that may be a window or the size of a table.
 
+    `heads` is the number of query heads; evaluation takes at most `longest` tokens.
+
     Raises:
         InputError: a mask changes only at a length that is too large to evaluate.
     """
@@ -168,6 +171,7 @@ def _long_sizes(program: Program, call: AttentionCall, heads: int, longest: int)
 def _at_size(
     program: Program, call: AttentionCall, given: Mapping[Node, Tensor], masks: tuple[ProgramInput, ...]
 ) -> Logits:
+    """Return what the graph does to the logits at inputs `given`. InputError if the op cannot do it."""
     base, visible = _visible(program, call, given)
     heads = base.shape[1]
     causal, window = _shape_of_mask(call, visible)
@@ -207,6 +211,9 @@ def _scale(
 ) -> tuple[float | Tensor, float]:
     """Return the factor of the products, a number or a tensor [heads], and the soft cap or 0.
 
+    `base` and `visible` are [batch, heads, queries, keys]: the logits if all products are 0, and which keys are
+    visible.
+
     Raises:
         InputError: the factor of a head is not above 0, or the logits are no scaled or capped products.
     """
@@ -215,6 +222,7 @@ def _scale(
     zero = torch.where(counted, base, 0.0)
 
     def of_head(values: Tensor) -> Tensor:
+        """Return each head's value [heads] at the first counted query and key."""
         first = counted[0, 0].nonzero()[0]
         return torch.where(counted, values, 0.0)[0, :, first[0], first[1]]
 
@@ -268,7 +276,10 @@ def _check_queries(call: AttentionCall, slopes: Tensor, counted: Tensor) -> None
 
 
 def _check_written_over(call: AttentionCall, base: Tensor, found: Tensor, visible: Tensor) -> None:
-    """Refuse a mask that writes a small number over logits, such as -50."""
+    """Raise InputError if a mask writes a small number, such as -50, over visible logits and so hides no key.
+
+    `base` are the logits [batch, heads, queries, keys] if all products are 0, and `found` those of random products.
+    """
     written_over = visible & (found == base) & (base <= LEAST_OF_MASK)
     if written_over.any():
         raise InputError(
@@ -279,6 +290,9 @@ def _check_written_over(call: AttentionCall, base: Tensor, found: Tensor, visibl
 
 def _slopes(call: AttentionCall, base: Tensor, visible: Tensor) -> tuple[Tensor | None, bool]:
     """Return ALiBi's slopes [heads] of a bias, None without a bias; and whether whole rows are shifted.
+
+    `base` and `visible` are [batch, heads, queries, keys]: the logits if all products are 0, and which keys are
+    visible.
 
     Raises:
         InputError: the bias is not ALiBi's.
@@ -312,11 +326,16 @@ def _if_mask(bias: Tensor) -> str:
 
 
 def _near(one: Tensor, other: Tensor, largest: float | None = None) -> bool:
+    """Whether two tensors differ by at most `TOLERANCE` times `largest`, by default the second's largest value."""
     largest = float(other.abs().max()) if largest is None else largest
     return bool((one - other).abs().max() <= TOLERANCE * max(largest, 1e-6))
 
 
 def _check_same(call: AttentionCall, before: Logits | None, now: Logits) -> None:
+    """Check that the logits are treated alike at two lengths, else raise InputError.
+
+    `before` is None at the first length.
+    """
     if before is None:
         return
     first, second = torch.as_tensor(before.scale), torch.as_tensor(now.scale)
@@ -329,6 +348,7 @@ def _check_same(call: AttentionCall, before: Logits | None, now: Logits) -> None
 
 
 def _check_slopes(call: AttentionCall, before: Tensor | None, now: Tensor | None) -> None:
+    """Check that ALiBi slopes [heads] are equal at two lengths, or absent at both; else raise InputError."""
     if (before is None) != (now is None) or (before is not None and not torch.allclose(before, now, rtol=1e-3)):  # type: ignore[arg-type]  # neither is None here
         raise InputError(
             f"attention at {call.where} adds a bias that is another when a sequence is longer; compute it alike "

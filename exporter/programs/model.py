@@ -102,13 +102,14 @@ class ProgramModel(UncachedModel):
         return torch.stack(rows)
 
     def _dimension(self, size: int | str) -> int | str:
-        """Return a readable name for a dimension; a number stays."""
+        """Return "batch", "length" or another name for a symbol of the program; a number stays."""
         if isinstance(size, int):
             return size
         names = {self.roles.batch: "batch", self.roles.length: "length"}
         return names.get(size, size if size.isidentifier() else "size")
 
     def _doc(self, name: str) -> str:
+        """Return the manifest's description of the input `name`."""
         if name in self.roles.visible:
             return f"{self.roles.visible[name]:g} at what counts, then padding behind it"
         return "an input of the module"
@@ -121,6 +122,7 @@ class ProgramModel(UncachedModel):
         given = {port.node: tensor for port, tensor in zip(self.program.inputs, inputs, strict=True)}
 
         def lengths(layer: Layer) -> Tensor | None:
+            """Return the numbers of visible tokens [batch] by the layer's mask inputs; None without masks."""
             masks = layer.logits.masks
             if not masks:
                 return None
@@ -163,6 +165,6 @@ class ProgramModel(UncachedModel):
 
 
 def _padded(rows: Tensor, axis: int, sizes: list[int]) -> Tensor:
-    """Append zeros of each of `sizes` to `rows` along `axis`."""
+    """Append zeros to `rows` along `axis`, of each of `sizes` in order."""
     zeros = [rows.new_zeros(*rows.shape[:axis], size, *rows.shape[axis + 1 :]) for size in sizes]
     return torch.cat([rows, *zeros], dim=axis) if zeros else rows

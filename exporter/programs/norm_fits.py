@@ -103,6 +103,7 @@ def entmax(trial: Trial) -> OwnNorm | None:
     count = weighted.sum(-1)
 
     def spread(alpha: float) -> float:
+        """Return how much tau, computed from each weight with this alpha, varies within rows; 0 for the true alpha."""
         level = torch.where(weighted, found.clamp(min=1e-9) ** (alpha - 1) / (alpha - 1) - z, 0.0)
         mean = level.sum(-1, keepdim=True) / count[:, None]
         return float(torch.where(weighted, level - mean, 0.0).square().sum())

@@ -140,6 +140,7 @@ class NormParameters(nn.Module):
             options: LayerOptions = DEFAULT_OPTIONS,
             hidden: Tensor | None = None,
         ) -> Tensor:
+            """Compute attention with the norm's head parameters and scales, at the positions of the queries."""
             if self.scales:
                 check_uncapped(self.norm, options)
                 last = _last_visible(query, key, options, positions)

@@ -108,7 +108,7 @@ class Candidate:
     factor: float | Tensor = 1.0
 
     def applied(self, call: AttentionCall) -> AttentionCall:
-        """Return `call`, which is written out, with this normalizer and factor."""
+        """Return the call, whose attention is written out, with this normalizer and this factor of the logits."""
         assert call.written_out is not None
         return replace(call, norm=self.own, written_out=replace(call.written_out, factor=self.factor))
 
@@ -181,6 +181,7 @@ def _in_place(graph: Weighting) -> bool:
 
 
 def _trial(graph: Weighting, spread: float, seed: int) -> Trial:
+    """Return random logits of deviation `spread`, none near 0, and the weights that the graph makes of them."""
     z = torch.randn(graph.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
     z = torch.where(z < 0, z.clamp(-FARTHEST, -NEAREST), z.clamp(NEAREST, FARTHEST))
     return Trial(graph, z, graph(z))
@@ -195,6 +196,7 @@ def closeness(candidate: Candidate, trial: Trial) -> float:
 
 
 def _norm(trials: Trials, *, scaled: bool) -> Candidate | None:
+    """Return the first candidate (`scaled`: with a factor) that agrees with the graph in all trials, or None."""
     found = next(
         (
             candidate
@@ -218,7 +220,7 @@ def candidates(trials: Trials, *, scaled: bool) -> Iterator[Candidate | None]:
 
 
 def _unscaled(trials: Trials) -> Iterator[Candidate | None]:
-    """Yield the candidates that do not multiply their logits with a factor."""
+    """Yield the candidates that do not multiply their logits with a factor; None for a normalizer that cannot fit."""
     first = trials.first
     for normalizer in PLAIN:
         yield Candidate(OwnNorm(normalizer))
@@ -234,7 +236,7 @@ def _unscaled(trials: Trials) -> Iterator[Candidate | None]:
 
 
 def _scaled(trial: Trial) -> Iterator[Candidate | None]:
-    """Yield the candidates that multiply their logits with a factor."""
+    """Yield the candidates that multiply their logits with a factor; None for a normalizer that cannot fit."""
     if _sums(trial) == 1:
         yield _with_factor(OwnNorm("softmax"), norm_fits.scaled_softmax(trial))
     if (found := norm_fits.scaled_sigmoid(trial)) is not None:
@@ -246,10 +248,12 @@ def _scaled(trial: Trial) -> Iterator[Candidate | None]:
 
 
 def _candidate(own: OwnNorm | None) -> Candidate | None:
+    """Return the candidate with this normalizer and no factor; None for None."""
     return None if own is None else Candidate(own)
 
 
 def _with_factor(own: OwnNorm, factor: Tensor | None) -> Candidate | None:
+    """Return the candidate with factors [heads] of the logits (a number if all are equal); None for None."""
     if factor is None:
         return None
     same = bool((factor - factor[0]).abs().max() <= 1e-6 * factor[0])
@@ -271,6 +275,7 @@ def _loads(name: str) -> bool:
 
 
 def _check_one_alpha(trial: Trial) -> None:
+    """Raise InputError if each head's weights are entmax with an alpha of its own; otherwise do nothing."""
     heads = range(trial.z.shape[1])
     of_heads = [norm_fits.entmax(replace(trial, z=trial.z[:, [head]], found=trial.found[:, [head]])) for head in heads]
     alphas = [norm.alpha for norm in of_heads if norm is not None and norm.alpha is not None]

@@ -94,6 +94,7 @@ def find_tables(
 
 
 def _parameter_of(program: Program, node: Node) -> str | None:
+    """Return the name of the trained parameter that the node is computed from (the first by name), or None."""
     names = sorted(
         program.tensors[source] for source in ancestors(node, through_sizes=False) if source in program.tensors
     )
@@ -140,6 +141,7 @@ def longest_sequence(program: Program, given_at: Any, nodes: list[Node], most: i
     """
 
     def works(length: int) -> bool:
+        """Whether the program runs at `length` tokens and its nodes then have that size."""
         try:
             values = program.evaluate(given_at(1, length), nodes)
         except (RuntimeError, IndexError):

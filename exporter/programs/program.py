@@ -105,6 +105,10 @@ class Program(nn.Module):
         self.order = {node: index for index, node in enumerate(self.graph.nodes)}
 
     def _take_inputs(self, exported: ExportedProgram) -> None:
+        """Sort the exported program's inputs: user inputs to `inputs`, weights to attributes of this module.
+
+        InputError for any other kind of input, and for weights that are not finite.
+        """
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         taken: dict[tuple[Any, ...], str] = {}  # a tensor with two names is kept once
         inputs: list[ProgramInput] = []
@@ -145,6 +149,10 @@ class Program(nn.Module):
         return found
 
     def _keep(self, target: str, tensor: Tensor, parameter: bool) -> str:
+        """Register a weight or buffer under an attribute name made of `target`; return it.
+
+        InputError if it is not finite.
+        """
         if tensor.is_floating_point():
             if parameter and tensor.dtype != torch.float32:
                 dtype = str(tensor.dtype).rpartition(".")[2]
@@ -272,7 +280,13 @@ class Program(nn.Module):
 
 
 def _call(node: Node, values: Values, wide: bool) -> Any:
+    """Call the node's operator with the `values` of its arguments, and return its result.
+
+    With `wide`, constants torch.float32 are float64, for verification.
+    """
+
     def value_of(argument: Any) -> Any:
+        """Return an argument with nodes replaced by their values, within lists and dicts too."""
         if isinstance(argument, Node):
             return values[argument]
         if isinstance(argument, list | tuple):
@@ -315,6 +329,7 @@ def _of_one_type(arguments: Any) -> Any:
     dtype = narrow if narrow.itemsize == 2 else max(types, key=lambda one: one.itemsize)
 
     def cast(one: Any) -> Any:
+        """Return a floating-point tensor in the common dtype, anything else unchanged."""
         return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
 
     return tree_map(cast, arguments)
@@ -343,6 +358,7 @@ def _slice_scatter(
 
 
 def _dimensions(name: str, value: Tensor) -> tuple[int | str, ...]:
+    """Return an input's shape: numbers, and names of symbols. InputError for an expression of symbols."""
     found: list[int | str] = []
     for size in value.shape:
         if isinstance(size, int) or size.node.expr.is_Integer:

@@ -117,6 +117,7 @@ def _read_any(
     given: ProgramOptions,
     digest: str | None,
 ) -> Source:
+    """Read an exported program as `_read` does, and begin the message of each InputError with `path`."""
     try:
         with torch.no_grad():
             return _read(path, Program(exported), norm, options, given, digest)
@@ -142,6 +143,13 @@ def _read(
     given: ProgramOptions,
     digest: str | None,
 ) -> Source:
+    """Return the source of an export: the program with its attention recognised, as a decoder or as an uncached model.
+
+    `norm` None keeps the program's own. `digest` is the SHA-256 of the file, None if there is no file.
+
+    Raises:
+        InputError: the program has no attention that Sharp recognises, or is random.
+    """
     output = _output(program)
     _check_certain(program, output)
     roles = roles_of(program)
@@ -161,6 +169,7 @@ def _read(
     config = _config(attention, output, longest, own_norm, own_alpha, causal=refusal is None)
 
     def made(config: SharpConfig, parameters: NormParameters, *, own: bool) -> Decoder | UncachedModel:
+        """Return the model of this config: a decoder, or an uncached model if a decoder was refused."""
         if refusal is not None:
             return ProgramModel(program, roles, attention, output, config, parameters, own=own).eval()
         return ProgramDecoder(program, roles, attention, output, config, parameters, tables, own=own).eval()
@@ -241,6 +250,7 @@ def _longest_runs(program: Program, roles: Roles, most: int) -> int:
     ]
 
     def given_at(batch: int, length: int) -> Values:
+        """Return random inputs for `batch` sequences of `length` tokens, by node."""
         inputs = random_inputs(program, roles, batch, length, torch.Generator().manual_seed(0))
         return {port.node: tensor for port, tensor in zip(program.inputs, inputs, strict=True)}
 
@@ -261,6 +271,7 @@ def _output(program: Program) -> Node:
 
 
 def _check_certain(program: Program, output: Node) -> None:
+    """Check that no node that the output needs is random, else raise InputError."""
     for node in program.needed({}, [output], {}):
         if is_random(node):
             raise InputError(
@@ -297,6 +308,7 @@ def _own_norm(attention: AttentionLayers) -> tuple[str, float | None]:
 
 
 def _described(norm: OwnNorm) -> str:
+    """Return the normalizer's name, with its alpha for entmax."""
     return norm.normalizer if norm.alpha is None else f"{norm.normalizer} of alpha {norm.alpha:g}"
 
 
@@ -309,6 +321,10 @@ def _config(
     *,
     causal: bool,
 ) -> SharpConfig:
+    """Return the program's config. The vocabulary is the output's last size, the context `longest` tokens.
+
+    `alpha` is that of entmax, None for another norm, and `causal` whether tokens see earlier tokens only.
+    """
     first = attention.first
     width = output.meta["val"].shape[-1]
     hidden = first.q_heads * first.head_dim
@@ -335,6 +351,7 @@ def _config(
 
 
 def _with_tokenizer(model: Decoder | UncachedModel, tokenizer: ProgramTokenizer | None) -> Decoder | UncachedModel:
+    """Set the special tokens of the tokenizer, if there is one, in the model's config; return the model."""
     if tokenizer is not None:
         model.config = replace(model.config, bos_token_id=tokenizer.bos, eos_token_ids=tokenizer.eos)
     return model

@@ -28,7 +28,7 @@ class Roles:
     visible: Mapping[str, float]
 
     def with_masks(self, visible: Mapping[str, float]) -> "Roles":
-        """Return these roles with the masks `visible` added."""
+        """Return these roles with more masks: by input name, the number that marks visible tokens."""
         return replace(self, visible={**self.visible, **visible})
 
 

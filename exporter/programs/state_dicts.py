@@ -86,11 +86,13 @@ def _header_names(path: Path) -> set[str] | None:
 
 
 def _pickled_names(path: Path) -> frozenset[str] | None:
+    """Return the strings in a pickled file, among them its weights' names; None if it is no pickle."""
     names = pickle_names(path)
     return None if names is None else names.texts
 
 
 def _sentence(path: Path, owner: str | None) -> str:
+    """Return the message for a file of weights without code; `owner` is the library that wrote it, None if unknown."""
     build = "of the model's own class" if owner is None else BUILD[owner]
     weights = "weights" if owner is None else f"the weights of a {owner} model"
     return (

@@ -45,11 +45,13 @@ def time_of_program(path: Path) -> Iterator[None]:
     )
 
     def stop(_number: int, _frame: object) -> None:
+        """Raise _OutOfTime; the handler of the timer's signal."""
         raise _OutOfTime
 
     print_lost = sys.unraisablehook
 
     def print_others(lost: "sys.UnraisableHookArgs") -> None:
+        """Print exceptions that Python cannot raise, except _OutOfTime."""
         if lost.exc_type is not _OutOfTime:
             print_lost(lost)
 
@@ -75,6 +77,7 @@ def time_of_program(path: Path) -> Iterator[None]:
 
 
 def _end(sentence: str) -> None:
+    """Print the sentence as an error and end the process at once with the exit code of a refusal."""
     Console(stderr=True).show_cursor()  # a progress bar hides the cursor
     echo_error(sentence)
     os._exit(Refusal.exit_code)

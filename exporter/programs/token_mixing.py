@@ -61,6 +61,11 @@ def check_tokenwise(run: Callable[[Tensor], Values], nodes: Sequence[Node], voca
 
 
 def _check(node: Node, position: int, base: Tensor, changed: Tensor, short: Tensor) -> None:
+    """Check that a node's value at other positions does not depend on the token at `position`, else raise InputError.
+
+    `base` is the value at `LONG` tokens, `changed` that with another token at `position`, `short` that at `SHORT`
+    tokens.
+    """
     axes = [axis for axis in range(base.dim()) if base.shape[axis] != short.shape[axis]]
     differs = ~torch.isclose(base.double(), changed.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
     if len(axes) > 1:

@@ -83,6 +83,7 @@ def _nearest(trials: Trials) -> tuple[float, float, str]:
 
 
 def _changed(trials: Trials, change: Callable[[Trial], Trial]) -> Trials:
+    """Return trials in which each trial is replaced by `change(trial)`."""
     return Trials(tuple(map(change, trials.near)), change(trials.far))
 
 
@@ -105,6 +106,7 @@ def _finite_mask(trials: Trials) -> str:
         return ""
 
     def hidden(trial: Trial) -> Trial:
+        """Return the trial with finite masks as -inf."""
         graph = trial.weighting
         graph = replace(graph, base=graph.base.masked_fill(graph.base <= MASKED, -torch.inf))
         return replace(trial, weighting=graph, found=graph(trial.z))
@@ -122,6 +124,7 @@ def _not_divided(trials: Trials) -> str:
     """Return a sentence if the weights match a norm once they add up to 1; otherwise ""."""
 
     def divided(trial: Trial) -> Trial:
+        """Return the trial with its weights divided by their row's sum."""
         found = torch.where(trial.visible, trial.found, 0.0)
         total = found.sum(-1, keepdim=True)
         return replace(trial, found=found / total.masked_fill(total == 0, 1.0))

@@ -134,6 +134,7 @@ def _products_before(program: Program, weights: Node) -> list[Node]:
 
 
 def _operands(node: Node) -> tuple[Node, Node] | None:
+    """Return the two operands of a product node; None for an einsum of another number."""
     name = name_of(node)
     if name == "einsum":
         operands = node.args[1]
@@ -143,6 +144,7 @@ def _operands(node: Node) -> tuple[Node, Node] | None:
 
 
 def _transposed(tensor: Tensor) -> Tensor:
+    """Swap the last two dimensions."""
     return tensor.transpose(-1, -2)
 
 
@@ -152,6 +154,7 @@ def _grouped(tensor: Tensor) -> Tensor:
 
 
 def _grouped_transposed(tensor: Tensor) -> Tensor:
+    """Bring a grouped operand to [batch, heads, ...] and swap its last two dimensions."""
     return _grouped(tensor).transpose(-1, -2)
 
 
@@ -194,9 +197,11 @@ def _with_heads(
         return query, key, value, restore
 
     def unfolded(tensor: Tensor) -> Tensor:
+        """Bring a tensor [batch * heads, ...] to [batch, heads, ...]."""
         return tensor.reshape(-1, heads, *tensor.shape[1:])
 
     def unfolded_transposed(tensor: Tensor) -> Tensor:
+        """Bring a tensor [batch * heads, dim, tokens] to [batch, heads, tokens, dim]."""
         return unfolded(tensor).transpose(-1, -2)
 
     arranged: dict[Arrange, Arrange] = {one_head: unfolded, one_head_transposed: unfolded_transposed}
@@ -265,6 +270,7 @@ def _value_operand(mixed: Node, weights: Node, node: Node) -> tuple[Operand, Arr
         groups = mixed.meta["val"].shape[1]
 
         def restore(tensor: Tensor) -> Tensor:
+            """Bring a result [batch, heads, tokens, dim] to the layout of the grouped product."""
             tensor = tensor.unflatten(1, (groups, -1))
             return _transposed(tensor) if turned else tensor
 

@@ -26,6 +26,7 @@ class FamilySampling:
 
 
 def _card(model: str) -> str:
+    """Return the words that name a model card as the source of sampling settings."""
     return f"the model card of {model}"
 
 

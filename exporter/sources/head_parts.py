@@ -133,6 +133,7 @@ def attention_of_nodes(
         options: LayerOptions = DEFAULT_OPTIONS,
         /,
     ) -> Tensor:
+        """Compute attention of a layer by one node per part of its heads, and join their outputs."""
         parts = parts_of(layer)
         heads = (split(query), split(key), split(value))
         found = []

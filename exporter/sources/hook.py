@@ -133,6 +133,7 @@ def probe_heads(model: PreTrainedModel, run: Callable[[AttentionFunction], objec
         _alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
+        """Record the shape of a layer's heads and return zeros. InputError if values and keys differ in size."""
         calls.append(layer)
         with_sinks.add(options.sinks is not None)
         shapes.add(HeadShape(query.shape[2], key.shape[2], key.shape[3], value.shape[3], layers))

@@ -136,6 +136,7 @@ class MappedDecoder(Decoder):
             alibi_slopes: Tensor | None,
             options: LayerOptions = DEFAULT_OPTIONS,
         ) -> Tensor:
+            """Compute attention of a layer with its norms per head among the options."""
             norms = self.nodes[layer]
             for norm in norms:
                 if norm.config.scheme.scale_kind != "none":
@@ -155,7 +156,7 @@ class MappedDecoder(Decoder):
         return self.decoder.hidden_states(input_ids, positions, mapped)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits by the inner decoder."""
+        """Return logits [..., vocab] of hidden states [..., hidden_size], by the inner decoder."""
         return self.decoder.logits(hidden)
 
     def own_logits(self, _input_ids: Tensor) -> Tensor | None:

@@ -84,6 +84,11 @@ def read_norm_map(path: Path) -> tuple[MappedNorm, ...]:
 
 
 def _mapped(path: Path, index: int, entry: _Entry) -> MappedNorm:
+    """Check an entry of the norm map and return it with its norm and options; `index` is its number for messages.
+
+    Raises:
+        InputError: the norm or an option is not possible in a map.
+    """
     names = [field.name for field in fields(NormOptions) if field.name != "length_onset"]
     options = NormOptions(**{name: getattr(entry, name) for name in names})
     where = f"norm map {path}, entry {index}"
@@ -158,6 +163,10 @@ def map_heads(config: SharpConfig, entries: tuple[MappedNorm, ...], path: Path) 
 
 
 def _config(config: SharpConfig, entry: MappedNorm, where: str) -> SharpConfig:
+    """Return the config with the entry's norm and options.
+
+    InputError, beginning with `where`, for options out of range.
+    """
     # With alpha 0, SharpConfig takes the default alpha of the norm.
     given = {"alpha": 0.0, "temperature": 1.0} | entry.options.config_fields()
     try:
@@ -167,6 +176,11 @@ def _config(config: SharpConfig, entry: MappedNorm, where: str) -> SharpConfig:
 
 
 def _checked(path: Path, index: int, name: str, given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """Return the layer or head numbers `given`, without repetition; all of 0 ... count - 1 if None.
+
+    `name` is "layer" or "head". InputError for a number out of range. `index` is the number of the map's entry, for the
+    message.
+    """
     if given is None:
         return tuple(range(count))
     for number in given:

@@ -150,6 +150,7 @@ def norm_parameters(config: SharpConfig, options: NormOptions, trained: bool) ->
     given = options.config_fields()
 
     def field(name: str, default: NormValue) -> NormParameter:
+        """Return the parameter of a config's field, with its origin: an option, the checkpoint or the default."""
         value: NormValue = getattr(config, name)
         stored = trained or value != default
         return NormParameter(
@@ -157,6 +158,7 @@ def norm_parameters(config: SharpConfig, options: NormOptions, trained: bool) ->
         )
 
     def learned(name: str, option: float | None, start: float | None) -> NormParameter:
+        """Return a learned parameter: the user's `option`, else the checkpoint's (no single value), else `start`."""
         if option is not None:
             return NormParameter(name=name, value=option, origin="option")
         return NormParameter(name=name, value=None if trained else start, origin="checkpoint" if trained else "default")

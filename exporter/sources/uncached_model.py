@@ -108,7 +108,7 @@ class UncachedDecoder(UncachedModel):
         return self.decoder.own_logits(*inputs)
 
     def layer_parts(self, layer: int) -> tuple[HeadPart, ...]:
-        """Return the parts of the decoder's layer."""
+        """Return the parts into which the decoder splits a layer's heads, one per norm."""
         return self.decoder.layer_parts(layer)
 
     def random_inputs(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -143,7 +143,7 @@ class UncachedEncoder(UncachedModel):
         )
 
     def compute(self, attention: AttentionFunction, *inputs: Tensor) -> Tensor:
-        """Compute logits [batch, length, vocab]."""
+        """Return logits [batch, length, vocab] of the encoder, with `attention` in every layer."""
         logits: Tensor = self.model(*inputs, attention=attention)
         return logits
 

@@ -143,9 +143,11 @@ def _of_a_norm(name: str) -> bool:
 
 
 def _words(name: str) -> list[str]:
+    """Split a key at capitals and punctuation into lower-case words without digits at the end."""
     split = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
     return [word.rstrip("0123456789") for word in re.split(r"[^a-z0-9]+", split)]
 
 
 def _is_pattern(name: str) -> bool:
+    """Whether the name has a wildcard of fnmatch."""
     return any(character in name for character in "*?[")

@@ -81,6 +81,7 @@ def find_texts(
         )
 
     def windows(samples: int, seed: int) -> Iterator[TrainingBatch]:
+        """Yield random windows of the text, `samples` of each length, with the next tokens as targets."""
         generator = torch.Generator().manual_seed(seed)
         for length in sizes:
             for start in torch.randint(len(tokens) - length, (samples,), generator=generator).tolist():

@@ -138,15 +138,18 @@ def progress_monitor(trt: Any, progress: Progress) -> Any:
             self.tasks: dict[str, TaskID] = {}
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            """Add a progress bar of `num_steps` steps; TensorRT calls this when a phase begins."""
             indent = "  " if parent_phase else ""
             self.tasks[phase_name] = progress.add_task(f"{indent}{phase_name}", total=num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
+            """Advance the phase's progress bar; return True, so that the build continues."""
             if (task := self.tasks.get(phase_name)) is not None:
                 progress.update(task, completed=step + 1)
             return True  # continue the build
 
         def phase_finish(self, phase_name: str) -> None:
+            """Remove the phase's progress bar."""
             # Two phases may have the same name. An error here would end the process, as the builder calls from C++.
             if (task := self.tasks.pop(phase_name, None)) is not None:
                 progress.remove_task(task)
@@ -161,6 +164,7 @@ def size_ranges(manifest: Manifest, limits: EngineLimits) -> Mapping[str, tuple[
     all_blocks = blocks * limits.sequences
 
     def up_to(most: int, least: int = 1) -> tuple[int, int, int]:
+        """Return smallest, usual and largest size of a dimension: `least`, half of `most`, and `most`."""
         return least, max(least, most // 2), max(least, most)
 
     per_sequence = up_to(min(limits.tokens, limits.context))

@@ -135,7 +135,7 @@ class _Rewritten:
         self._sums: dict[tuple[str, int], str] = {}  # (activations, block size) -> sums over blocks
 
     def write_product(self, node: onnx.NodeProto) -> None:
-        """Write a MatMulNBits node as standard ops."""
+        """Append standard ops that dequantize the weight of a MatMulNBits node and multiply."""
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         inputs, block = given["K"], given["block_size"]
         packed = self._read(node.input[1], node.input[2], _optional(node, 3), given["bits"], given["N"], block)
@@ -173,6 +173,11 @@ class _Rewritten:
         self._add("Gather", [table, indices], node.output[0], axis=0)
 
     def _read(self, data: str, scales: str, zero_points: str, bits: int, rows: int, block: int) -> _Packed:
+        """Unpack quantized weights of initializers: numbers, scales and zero points per block of `block` inputs.
+
+        `data`, `scales` and `zero_points` are names; "" for zero points means the middle, 2^(bits - 1). `rows` are
+        outputs.
+        """
         stored = numpy_helper.to_array(self._weights[data]).reshape(rows, -1)
         numbers = _unpacked(stored, bits).reshape(rows, -1, block)
         blocks = numbers.shape[1]
@@ -184,7 +189,10 @@ class _Rewritten:
         return _Packed(numbers.astype(np.int16), found, zeros.astype(np.int16)[:, :, None], bits)
 
     def _sum(self, activations: str, inputs: int, block: int, half: bool) -> str:
-        """Return activations summed over blocks, float32 [rows, blocks]; several products share one sum."""
+        """Append the sums of activations over blocks, float32 [rows, inputs / block], and return their name.
+
+        Products of the same activations share one sum. `half` says that the activations are in 16 bits.
+        """
         if (activations, block) not in self._sums:
             name = f"{activations}.blocks{block}"
             shape = self._constant(f"{name}.shape", np.array([-1, inputs // block, block], np.int64))
@@ -195,15 +203,18 @@ class _Rewritten:
         return self._sums[activations, block]
 
     def _add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Append a node with one output, named `output`, and return that name."""
         self.nodes.append(helper.make_node(op, inputs, [output], f"{output}.{op}", **attributes))
         return output
 
     def _constant(self, name: str, array: Array) -> str:
+        """Add an array as an initializer called `name`, and return the name."""
         self.constants[name] = numpy_helper.from_array(array, name)
         return name
 
 
 def _optional(node: onnx.NodeProto, place: int) -> str:
+    """Return the name of the node's input number `place`; "" if the node has fewer."""
     return node.input[place] if len(node.input) > place else ""
 
 
@@ -215,11 +226,12 @@ def _unpacked(stored: Array, bits: int) -> Array:
 
 
 def _inputs_first(numbers: Array) -> Array:
+    """Return numbers [outputs, ...] as [inputs, outputs]."""
     return numbers.reshape(len(numbers), -1).T
 
 
 def _int4(name: str, numbers: Array) -> onnx.TensorProto:
-    """Return a tensor of signed 4-bit numbers, two in a byte."""
+    """Return numbers of -8 to 7 as an initializer called `name`, two numbers in a byte."""
     flat = (numbers.reshape(-1) & 15).astype(np.uint8)
     flat = np.append(flat, np.zeros(flat.size % 2, np.uint8))
     return helper.make_tensor(name, TensorProto.INT4, numbers.shape, (flat[::2] | flat[1::2] << 4).tobytes(), raw=True)

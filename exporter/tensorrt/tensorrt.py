@@ -66,6 +66,7 @@ def build(
     kept: list[Any] = []
 
     def configure(config: Any) -> None:
+        """Set the builder's options: the aliased inputs of the plugin, and the timing cache."""
         if plugin:
             # Without this feature, the plugin copies the whole cache in every step.
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
@@ -93,6 +94,7 @@ def build(
 
 
 def _check_fp8(path: Path) -> None:
+    """Check that the GPU has compute capability 8.9 or more, which fp8 caches need; else raise InputError."""
     device = find_device()
     if device.compute_capability < FP8_CAPABILITY:
         raise InputError(

@@ -55,6 +55,7 @@ def build(
         model = inline(model)  # layers that differ call overloads of the function, which the parser may not support
 
     def configure(config: Any) -> None:
+        """Set the one compute capability that the engine is for."""
         config.num_compute_capabilities = 1
         config.set_compute_capability(capability, 0)
 

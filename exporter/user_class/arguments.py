@@ -247,6 +247,14 @@ def _config_parameter(
 
 
 def _config_maker(own: Signature, at: str, module: ModuleType, config_class: str | None) -> Callable[..., Any]:
+    """Return the callable that makes the config argument `at` of the user's class from named values.
+
+    `config_class` is the user's choice: a class in the file, "namespace" or "dict"; None goes by annotation and
+    default.
+
+    Raises:
+        InputError: the class is not in the file, or cannot be found out.
+    """
     if config_class == "namespace":
         return SimpleNamespace
     if config_class is not None:

@@ -118,6 +118,11 @@ def callables_of(module: ModuleType, kind: Callable[[Any], bool] = inspect.iscla
 
 
 def _import_file(reference: Reference) -> ModuleType:
+    """Import the file of the reference as a module, by its package if it is in one.
+
+    Raises:
+        InputError: another module hides it, or its code fails.
+    """
     file, folder = Path(reference.place).resolve(), reference.folder
     if folder != file.parent:  # the file is in a package, so it may import other files by relative names
         module = importlib.import_module(".".join(file.relative_to(folder).with_suffix("").parts))
@@ -147,6 +152,7 @@ def _line_of(error: BaseException, folder: str) -> str:
 
 
 def _offered(module: ModuleType) -> str:
+    """Return the words that list the classes and functions of the module, at most `SHOWN`."""
     names = [*callables_of(module), *callables_of(module, inspect.isfunction)]
     return f"it has {', '.join(names[:SHOWN])}" if names else "it defines none"
 

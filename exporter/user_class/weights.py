@@ -94,6 +94,11 @@ def read_weights(path: Path) -> WeightsFile:
 
 
 def _sharded(index: Path) -> dict[str, Tensor]:
+    """Return all tensors by name of the files that a safetensors index lists.
+
+    Raises:
+        InputError: a file is missing, or two files have a tensor of one name.
+    """
     found: dict[str, Tensor] = {}
     for shard in sorted(shard_names(index)):
         if not (index.parent / shard).is_file():
@@ -188,7 +193,10 @@ def _chosen(
 
 
 def _places(group: Group, expected: Mapping[str, Tensor]) -> Iterator[_WeightsPlace]:
-    """Yield the prefixes in a group that names of a module follow."""
+    """Yield the places in a group of tensors where the module's weights may be: a prefix before its names.
+
+    `expected` are the module's tensors by name.
+    """
     names = [*expected]
     step = max(1, len(names) // ANCHORS)
     prefixes = {
@@ -215,6 +223,10 @@ def _check_averaged(file: WeightsFile, name: str, place: _WeightsPlace) -> None:
 
 
 def _check_tensor(path: Path, name: str, key: str, tensor: Tensor, expected: Tensor) -> None:
+    """Check a tensor `key` of the file against the module's `expected`: shape, kind of type and finite values.
+
+    `name` is the module's class. InputError if they differ.
+    """
     if tensor.shape != expected.shape:
         raise InputError(
             f"{path}: {key} has shape {[*tensor.shape]}, and in {name} {[*expected.shape]}; are the arguments (--arg) "
@@ -282,11 +294,13 @@ def _unwrapped(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _also(expected: Mapping[str, Tensor], place: _WeightsPlace) -> str:
+    """Return words about tensors in the file that the module lacks; "" if there are none."""
     others = [key for key in place.group.tensors if key.removeprefix(place.prefix) not in expected]
     return f"; it has {_listed(others)} instead" if others else ""
 
 
 def _listed(names: Iterable[str]) -> str:
+    """Return the names separated by commas, at most `SHOWN` and then how many more."""
     listed = [*names]
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return ", ".join(listed[:SHOWN]) + more

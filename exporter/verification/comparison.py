@@ -216,6 +216,10 @@ def compare(
 
 
 def _cached_errors(pairs: Sequence[tuple[CaseOutputs, CaseOutputs]]) -> dict[str, Error]:
+    """Return the errors of cached "keys" and "values", relative to each cache's largest value; empty without caches.
+
+    `pairs` are (outputs, expected) of each case.
+    """
     found: dict[str, Error] = {}
     for name in ("keys", "values"):
         caches = [
@@ -230,6 +234,10 @@ def _cached_errors(pairs: Sequence[tuple[CaseOutputs, CaseOutputs]]) -> dict[str
 
 
 def _head_entropies(pairs: Sequence[tuple[CaseOutputs, CaseOutputs]]) -> HeadEntropies:
+    """Return entropies (nats) of each head [layers, q_heads]: sums over all rows and the largest error.
+
+    `pairs` are (outputs, expected) of each case.
+    """
     actual = np.concatenate([found.entropy for found, _ in pairs], axis=1, dtype=np.float64)
     expected = np.concatenate([reference.entropy for _, reference in pairs], axis=1, dtype=np.float64)
     return HeadEntropies(

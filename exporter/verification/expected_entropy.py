@@ -34,7 +34,7 @@ class _Entropies(EagerAttention):
         alibi_slopes: Tensor | None,
         options: LayerOptions = DEFAULT_OPTIONS,
     ) -> Tensor:
-        """Compute the attention of a layer and keep its entropies."""
+        """Compute the attention of a layer as an `AttentionFunction`, and keep the entropies of its heads."""
         result = super().__call__(layer, query, key, value, head_params, alibi_slopes, options)
         self.entropies.append(entropy(self.weights.pop())[0].T.double())
         return result

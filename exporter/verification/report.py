@@ -114,6 +114,7 @@ def summary(verification: Verification, perplexity: Perplexity | None) -> manife
 
 
 def _case(comparison: CaseComparison, shapes: Sequence[CaseShape]) -> dict[str, Any]:
+    """Return the JSON object of a comparison in the export's report; `shapes` are the sequences of its batch."""
     return {
         "runtime": comparison.runtime,
         "case": comparison.case,

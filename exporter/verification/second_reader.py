@@ -35,6 +35,7 @@ def checked_against(path: Path, source: Source, folder: Path, *, program: bool, 
 
 
 def _own(source: Source) -> str:
+    """Return the sentence that says that only Sharp reads this kind of checkpoint."""
     return (
         f"Checked against PyTorch with Sharp's own {source.architecture}, which trained it; "
         "no second reader has checked the reading of the file, as only Sharp reads such files"

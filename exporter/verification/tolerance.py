@@ -74,6 +74,10 @@ def tolerance_of(options: GraphOptions, *, quantized: bool, stepwise: bool = Fal
 
 
 def _of_precision(options: GraphOptions, *, quantized: bool) -> ExportTolerance:
+    """Return the tolerance of the export's dtype, cache and quantization: the largest of their limits.
+
+    `quantized` says whether weights are compared quantized.
+    """
     cache = f"{options.kv_dtype} cache" if options.scaled else options.cache_dtype
     parts = [OF_PRECISION[options.dtype], OF_PRECISION[cache]]
     if quantized and options.quantize is not None:

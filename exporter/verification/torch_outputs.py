@@ -28,6 +28,7 @@ def torch_case_outputs(decoder: Decoder, tokens: Tokens) -> CaseOutputs:
     values: list[Floats] = []
 
     def recorded(layer: int, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        """Compute attention of a layer, and keep its keys and values as the caches have them."""
         for part in decoder.layer_parts(layer):  # each part has one cache
             keys.append(key[0, :, list(part.kv_heads)].numpy())
             values.append(value[0, :, list(part.kv_heads)].numpy())
@@ -66,6 +67,7 @@ class _Float64Mode(TorchFunctionMode):
 
 
 def _wider(argument: Any) -> Any:
+    """Return torch.float64 for torch.float32, and any other argument unchanged."""
     return torch.float64 if argument is torch.float32 else argument
 
 

@@ -69,15 +69,15 @@ class Verifier(Protocol):
         ...
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """Compute every sequence of the case in PyTorch, in the present precision of the model."""
+        """Compute the sequences of a case in PyTorch, in the model's present precision; one result per sequence."""
         ...
 
     def open(self, folder: Path, *, kernels: bool) -> Any:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         ...
 
     def run(self, session: Any, case: str) -> list[CaseOutputs]:
-        """Compute every sequence of the case with the written model."""
+        """Compute the sequences of a case in a session of the written model; one result per sequence."""
         ...
 
     def begin(self, session: Any, tokens: int) -> Append:
@@ -147,6 +147,7 @@ class Verification:
         return min((layer for layer in failed if layer is not None), default=None)
 
     def _where(self) -> str:
+        """The words that name the first layer that differs in a failed comparison; "" if not known."""
         failed = [comparison for comparison in self.comparisons if not comparison.passed]
         # Where means decide, single entropies differ by much anyway and do not show the layer.
         if not failed or failed[0].tolerance.mean_logits < math.inf:
@@ -205,11 +206,13 @@ def verify(
     draft: Future[Tokens] = Future()
 
     def checked() -> None:
+        """Report one check as done. CancelledError if another thread failed."""
         on_check()
         if interrupted.is_set():
             raise CancelledError
 
     def run_in(runtime: Runtime) -> _Run:
+        """Run all cases in a runtime and compare them with PyTorch."""
         session = verifier.open(folder, kernels=runtime.kernels)
         found: list[CaseComparison] = []
         failed: dict[str, list[CaseOutputs]] = {}
@@ -256,7 +259,11 @@ def _judge(
     text: Text | None,
     tolerance: ExportTolerance,
 ) -> Verification:
-    """Return the verification: the results of all runtimes, by their names, compared with PyTorch's."""
+    """Return the verification: PyTorch's results compared with those of every runtime, by the runtime's name.
+
+    `expected` are PyTorch's results per case, `prompt` the tokens of the continuation, and `text` the tokens whose
+    losses are compared, if any.
+    """
     found = [comparison for run in runs.values() for comparison in run.found]
     failed = {
         index: runs[comparison.runtime].failed[comparison.case]
@@ -331,4 +338,5 @@ def against_float64(
 
 
 def _allowed(floor: float, rounding: float, most: float) -> float:
+    """Return the limit of an error: a multiple of PyTorch's own `rounding`, at most `most`, and at least `floor`."""
     return max(floor, min(ROUNDING_FACTOR * rounding, most))

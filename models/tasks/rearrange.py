@@ -56,6 +56,7 @@ class Rearrange:
         return question_and_answer(question, self._answer(question), self.symbols)
 
     def _answer(self, question: Tensor) -> Tensor:
+        """Return the tokens [samples, length] reversed, sorted or copied, by `order`."""
         if self.order == "reverse":
             return question.flip(1)
         return question.sort(1).values if self.order == "sort" else question

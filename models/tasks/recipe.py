@@ -138,10 +138,12 @@ def with_stored_parameters(sampler: SamplerT, stored: Mapping[str, object]) -> S
 
 
 def _field_types(sampler: Sampler) -> dict[str, type]:
+    """Return the types of the sampler's fields by name."""
     return {field.name: type(getattr(sampler, field.name)) for field in fields(sampler)}  # type: ignore[arg-type]
 
 
 def _parse(name: str, text: str, kind: type) -> object:
+    """Return the text as a bool, int or float. InputError, with the field `name`, if it is none."""
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise InputError(f"{name} is {text!r}, but must be true or false")

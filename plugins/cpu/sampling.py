@@ -91,12 +91,21 @@ def sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], *, threa
 
 
 def _sample(logits: NDArray[np.float32], samplings: NDArray[np.float64], chosen: NDArray[np.int64]) -> None:
+    """Sample one token per row by the native library and write the tokens to `chosen`.
+
+    `logits` is [rows, vocab], `samplings` [rows, parameters], one row of parameters each, and `chosen` [rows]; all are
+    contiguous.
+
+    Raises:
+        SharpError: the library refuses the parameters.
+    """
     rows, vocab = logits.shape
     _check(_library().sharp_sample(logits.ctypes, rows, vocab, samplings.ctypes, chosen.ctypes))
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
+    """Return the process's threads for sampling, `MOST_THREADS` - 1, because the caller's own thread works too."""
     return ThreadPoolExecutor(MOST_THREADS - 1, "sampling")
 
 
@@ -124,6 +133,11 @@ def logprobs(
 
 @cache
 def _library() -> ctypes.CDLL:
+    """Return the native library with the signatures of its sampling functions set.
+
+    Raises:
+        SharpError: the library is missing, cannot be loaded, or lacks a function.
+    """
     path = library_path("onnxruntime")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     try:
@@ -139,5 +153,6 @@ def _library() -> ctypes.CDLL:
 
 
 def _check(error: bytes | None) -> None:
+    """Raise SharpError with the text that a function of the library returned; None means success."""
     if error is not None:
         raise SharpError(error.decode())

@@ -176,6 +176,7 @@ def compile_with_progress(work: Sequence[tuple[SpecializedKernel, int | None]], 
         task = progress.add_task("Compiling", total=len(work))
 
         def on_image(image: Image) -> None:
+            """Advance the progress bar, or print a line about the kernel that was compiled."""
             if not console.is_terminal and image.seconds is not None:
                 size = f"{len(image.content) / 1e3:.1f} kB"
                 console.print(

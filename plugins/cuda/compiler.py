@@ -228,6 +228,13 @@ def _signature(kernel: SpecializedKernel) -> dict[str, str]:
 
 
 def _check_parameters(kernel: SpecializedKernel, ptx: str) -> None:
+    """Check that the PTX declares the kernel's arguments and `HIDDEN_ARGUMENTS`, and no others, in order.
+
+    Triton drops constants and adds hidden arguments; signed and untyped types count as equal.
+
+    Raises:
+        InputError: types or number differ.
+    """
     # If a version of Triton hid other arguments than these, its kernels would read parameters that nobody passed.
     declared = re.findall(r"\.param \.(\w+)", ptx[: ptx.index("\n)")])
     expected = [_PTX_TYPES.get(type_, "u64") for type_ in kernel.arguments.values()] + ["u64"] * len(HIDDEN_ARGUMENTS)
@@ -236,6 +243,7 @@ def _check_parameters(kernel: SpecializedKernel, ptx: str) -> None:
 
 
 def _attributes(kernel: SpecializedKernel) -> dict[tuple[int], list[list[object]]]:
+    """Return Triton's attributes by argument index, as its compiler takes them: pointers are aligned."""
     aligned = [["tt.divisibility", POINTER_ALIGNMENT]]
     return {
         (index,): aligned

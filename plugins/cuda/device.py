@@ -118,6 +118,11 @@ def clear_memory(address: int, size: int, number: int = 0) -> None:
 
 
 def _driver(number: int) -> ctypes.CDLL:
+    """Load and initialise NVIDIA's driver library; `number` is the GPU that must exist, from 0.
+
+    Raises:
+        SharpError: there is no driver, no GPU, or no GPU of this number.
+    """
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError as error:
@@ -133,6 +138,7 @@ def _driver(number: int) -> ctypes.CDLL:
 
 
 def _check(status: int) -> None:
+    """Raise SharpError with the driver's text for a CUDA status other than 0."""
     if status:
         words = ctypes.c_char_p()
         ctypes.CDLL(DRIVER).cuGetErrorString(status, ctypes.byref(words))

@@ -140,6 +140,7 @@ def _sources() -> int:
 
 
 def _kernel(name: str, variant: variants.Kernel) -> SpecializedKernel:
+    """Return the kernel to compile for a launch variant; compile-time constants are left out of its arguments."""
     return SpecializedKernel(
         name=name,
         function=variant.function,

@@ -181,5 +181,6 @@ class Library:
         self._check(self._library.sharp_cuda_paged_attention(byref(problem), workspace, stream))
 
     def _check(self, status: int) -> None:
+        """Raise SharpError with the library's last message if a function returned a status other than 0."""
         if status:
             raise SharpError(self._library.sharp_cuda_last_error().decode())

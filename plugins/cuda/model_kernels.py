@@ -40,6 +40,11 @@ def options_of_model(folder: Path) -> list[Options]:
 
 
 def _options(node: onnx.NodeProto, manifest: Manifest) -> Options:
+    """Return the compile-time options of the kernels for one attention node of an exported model.
+
+    Raises:
+        InputError: the node has no attribute `normalizer`.
+    """
     attributes = schema.ATTRIBUTE_DEFAULTS | {
         given.name: onnx.helper.get_attribute_value(given) for given in node.attribute
     }

@@ -93,4 +93,5 @@ def write_package(images: Sequence[Image], constants: Mapping[str, int], folder:
 
 
 def _bool(value: bool) -> str:
+    """Return the bool as a C++ literal."""
     return "true" if value else "false"

@@ -63,7 +63,10 @@ class Readback:
 
 
 def _memory(driver: Driver, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return page-locked memory, or ordinary memory if the system has none; copies into ordinary memory are slower."""
+    """Return page-locked memory, or ordinary memory if the system has none; copies into ordinary memory are slower.
+
+    The memory is float32 [rows, columns].
+    """
     try:
         return page_locked(driver, rows, columns)
     except SharpError as error:
@@ -96,6 +99,7 @@ def as_array(address: int, rows: int, columns: int, free: Callable[[int], object
 
 
 def _free(driver: Driver, address: int) -> None:
+    """Free page-locked memory by its address; a failure is only logged."""
     try:
         with driver.context() as call:
             call("cuMemFreeHost", ctypes.c_void_p(address))

@@ -120,10 +120,18 @@ class DeviceSampler:
         return self._sampled[:rows].copy()  # the next step overwrites the memory
 
     def _copy(self, call: Callable[..., None], to: "_DeviceMemory", address: int, size: int) -> None:
+        """Start the copy of `size` bytes from host address `address` to device memory, on the sampler's stream.
+
+        `call` is the function that `Driver.context` yields.
+        """
         given = ctypes.c_uint64(to.address), ctypes.c_void_p(address), ctypes.c_size_t(size)
         call("cuMemcpyHtoDAsync_v2", *given, ctypes.c_void_p(self._stream))
 
     def _reserve(self, rows: int) -> None:
+        """Allocate page-locked host memory and device memory for at least `rows` rows, rounded up to a power of two.
+
+        The memory of earlier, fewer rows is replaced.
+        """
         rows = 1 << (rows - 1).bit_length()
         sizes = [PARAMETER_WORDS * rows, INDEX_WORDS * rows, START_WORDS * rows + END_WORDS, TOKEN_WORDS * rows]
         memory = page_locked(self._driver, 1, sum(sizes)).reshape(-1)
@@ -157,6 +165,7 @@ class _DeviceMemory:
 
 
 def _free(driver: Driver, address: int) -> None:
+    """Free device memory by its address; a failure is only logged."""
     try:
         with driver.context() as call:
             call("cuMemFree_v2", ctypes.c_uint64(address))

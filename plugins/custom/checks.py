@@ -106,6 +106,11 @@ def _exact(custom: CustomNormalizer, rows: Rows, dtype: torch.dtype = torch.floa
 
 
 def _compare(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    """Check that no element of `found` differs by more than `tolerance` times max(1, the largest expected value).
+
+    Raises:
+        CheckFailed: a value differs, is NaN or infinite; the message begins with `what`.
+    """
     if not found.isfinite().all():
         raise CheckFailed(f"{what} has NaN or infinite weights")
     difference = float((found.double() - expected).abs().max())
@@ -114,6 +119,13 @@ def _compare(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLE
 
 
 def _weights(custom: CustomNormalizer) -> str:
+    """Check weights: equal in float32 and float64, >= 0, and 0 for visible keys only if `sparse` is set.
+
+    Return the range of the rows' sums as a remark.
+
+    Raises:
+        CheckFailed: a condition does not hold.
+    """
     exact = _exact(custom, _rows())
     _compare(_exact(custom, _rows(), torch.float32), exact, "float32, from float64,")
     if exact.min() < 0:
@@ -125,6 +137,7 @@ def _weights(custom: CustomNormalizer) -> str:
 
 
 def _mask(custom: CustomNormalizer) -> None:
+    """Check that a row with hidden keys has the weights of the row without these keys, else raise CheckFailed."""
     rows = _rows()
     exact = _exact(custom, rows)
     for head in range(rows.logits.shape[0]):
@@ -136,6 +149,7 @@ def _mask(custom: CustomNormalizer) -> None:
 
 
 def _order(custom: CustomNormalizer) -> None:
+    """Check that permuted keys have the permuted weights, else raise CheckFailed."""
     rows = _rows()
     order = torch.randperm(rows.logits.shape[-1], generator=torch.Generator().manual_seed(1))
     turned = _exact(custom, Rows(rows.logits[..., order], rows.visible[..., order]))
@@ -143,14 +157,22 @@ def _order(custom: CustomNormalizer) -> None:
 
 
 def _huge(custom: CustomNormalizer) -> None:
+    """Check that huge logits in float32 have the finite weights of float64, else raise CheckFailed."""
     for rows, size in zip(_huge_rows(), HUGE, strict=True):
         _compare(_exact(custom, rows, torch.float32), _exact(custom, rows), f"logits of {size:g} in float32")
 
 
 def _gradients(custom: CustomNormalizer) -> None:
+    """Check gradients: finite for huge logits and rows without a visible key, and equal to finite differences.
+
+    Raises:
+        CheckFailed: a gradient is NaN or infinite.
+        RuntimeError: `torch.autograd.gradcheck` found a difference.
+    """
     rows = _rows(keys=12)
 
     def visible_weights(logits: Tensor) -> Tensor:
+        """Return the weights as a function of the visible logits only."""
         return custom.weights(logits.masked_fill(~rows.visible, 0.0), rows.visible).masked_fill(~rows.visible, 0.0)
 
     for case in (rows, *_huge_rows()):
@@ -194,6 +216,10 @@ def _reference_attention(
 
 
 def _streamed(custom: CustomNormalizer) -> str:
+    """Check that attention computed in blocks of keys equals that over whole rows, else raise CheckFailed.
+
+    Return a remark if the normalizer has no streamed form, else "".
+    """
     random = torch.Generator().manual_seed(2)
     for rows in (_rows(), *_huge_rows()):
         keys = rows.logits.shape[-1]
@@ -208,6 +234,7 @@ def _streamed(custom: CustomNormalizer) -> str:
 
 
 def _body(custom: CustomNormalizer) -> None:
+    """Check that the ONNX body in ONNX Runtime has the weights of the PyTorch function, else raise CheckFailed."""
     nodes = NodeList()
     weights = write_weights(nodes, custom.name, "logits", "visible")
     nodes.op("Where", "visible", weights, nodes.constant(0.0), name="weights")

@@ -37,7 +37,7 @@ class OpBackend:
 
 
 def backends() -> tuple[OpBackend, ...]:
-    """Return all backends, available or not."""
+    """Return all backends that doctor compares with the reference, whether they can run here or not."""
     return (
         OpBackend("ONNX Runtime on the CPU, our kernels", ("float32", "float16", "int8", "fp8"), _cpu_ready, _run_cpu),
         OpBackend("ONNX Runtime on the CPU, standard ops", ("float32",), _standard_ready, _run_standard),
@@ -56,16 +56,19 @@ def _need(package: str, extra: str) -> Any:
 
 
 def _standard_ready() -> None:
+    """Check that onnx and onnxruntime are installed, else raise SharpError."""
     _need("onnx", "export")
     _need("onnxruntime", "serve")
 
 
 def _cpu_ready() -> None:
+    """Check that onnx, onnxruntime and the CPU library are there, else raise SharpError."""
     _standard_ready()
     library_path("onnxruntime")
 
 
 def _cuda_ready() -> None:
+    """Check for ONNX Runtime's CUDA provider, Sharp's CUDA library and a GPU; raise SharpError if one is missing."""
     _standard_ready()
     if CUDA not in _need("onnxruntime", "gpu").get_available_providers():
         raise SharpError(
@@ -76,6 +79,7 @@ def _cuda_ready() -> None:
 
 
 def _triton_ready() -> None:
+    """Check that PyTorch and Triton are installed and find a GPU, else raise SharpError."""
     torch = _need("torch", "gpu")
     _need("triton", "gpu")
     if not torch.cuda.is_available():
@@ -83,6 +87,7 @@ def _triton_ready() -> None:
 
 
 def _tensorrt_ready() -> None:
+    """Check that onnx, TensorRT, CUDA, Sharp's TensorRT library and a GPU are there, else raise SharpError."""
     _need("onnx", "export")
     import_tensorrt()
     Cuda()
@@ -91,14 +96,17 @@ def _tensorrt_ready() -> None:
 
 
 def _run_cpu(case: Case) -> AttentionOutput:
+    """Run the case by the op's CPU kernel in ONNX Runtime."""
     return _run_session(case, "cpu", kernels=True)
 
 
 def _run_standard(case: Case) -> AttentionOutput:
+    """Run the case by the op's function body of standard ops, on ONNX Runtime's CPU provider."""
     return _run_session(case, "cpu", kernels=False)
 
 
 def _run_cuda(case: Case) -> AttentionOutput:
+    """Run the case by the op's CUDA kernels in ONNX Runtime."""
     return _run_session(case, "cuda", kernels=True)
 
 
@@ -145,6 +153,7 @@ def _run_session(case: Case, device: str, *, kernels: bool) -> AttentionOutput:
 
 
 def _run_triton(case: Case) -> AttentionOutput:
+    """Run the case by the Triton kernels in PyTorch; fp8 caches go in and come out as uint8 arrays."""
     import torch
 
     from sharp.plugins.triton.paged_attention import paged_attention
@@ -209,5 +218,6 @@ def _run_tensorrt(case: Case) -> AttentionOutput:
 
 
 def _attention_output(outputs: Outputs) -> AttentionOutput:
+    """Return ONNX outputs, given by name, as one `AttentionOutput`; scales are set only if the op updated them."""
     scales = {name: outputs[updated] for name, updated in SCALES.items() if updated in outputs}
     return AttentionOutput(*(outputs[name] for name in ("output", *UPDATED.values(), "stats")), **scales)

@@ -52,6 +52,11 @@ def doctor(folder: Path | None, as_json: bool) -> None:
 
 
 def _check_folder(folder: Path, as_json: bool) -> None:
+    """Compare the files of an exported folder with its checksums, and print the result as text or JSON.
+
+    Raises:
+        FailedVerification: files are damaged or missing.
+    """
     from sharp.core.checksums import damaged_files
 
     with status(f"Reading {folder}"):

@@ -78,10 +78,12 @@ def diagnose(backend: OpBackend) -> Diagnosis:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of the error's message; "" if the message is empty."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 def _compare(backend: OpBackend, case: Case) -> CaseErrors:
+    """Run the case on the backend, and return the errors against the reference with their limits."""
     return CaseErrors(case.normalizer, case.dtype, errors(case, backend.run(case)), limits(case))
 
 
@@ -131,6 +133,7 @@ def _remarks(found: Sequence[Diagnosis]) -> Iterator[str]:
 
 
 def _cell(comparison: CaseErrors | None) -> str:
+    """Return the table cell of a comparison: the error of `output`, in red if it exceeds its limit; "-" for None."""
     if comparison is None:
         return "-"
     error = f"{comparison.errors['output']:.0e}"

@@ -36,6 +36,7 @@ def describe() -> dict[str, str]:
 
 
 def _version(distribution: str) -> str:
+    """Return the version of an installed distribution; "" if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -43,11 +44,13 @@ def _version(distribution: str) -> str:
 
 
 def _package(distributions: tuple[str, ...]) -> str:
+    """Return names and versions of the distributions that are installed, separated by commas; "none" if no one is."""
     found = [f"{name} {version}" for name in distributions if (version := _version(name))]
     return ", ".join(found) or "none"
 
 
 def _providers() -> str:
+    """Return ONNX Runtime's execution providers, separated by commas, or "none" with the error of the import."""
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -58,6 +61,7 @@ def _providers() -> str:
 
 
 def _library(runtime: str) -> str:
+    """Return path and size (MB) of the library for a runtime ("onnxruntime", "cuda", ...), or "none" and why."""
     try:
         path = Path(library_path(runtime))
     except SharpError as error:
@@ -80,6 +84,7 @@ def _sampler() -> str:
 
 
 def _gpu() -> str:
+    """Return a GPU's name, compute capability, memory and CUDA version in words; "none" and why."""
     try:
         device = find_device()
     except SharpError as error:
@@ -90,6 +95,7 @@ def _gpu() -> str:
 
 
 def _processor() -> str:
+    """Return the processor's model name from /proc/cpuinfo, or the machine's architecture."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -44,6 +44,7 @@ def make_model(case: Case, *, body: bool = False, flag_as_int32: bool = False) -
 
 
 def _info(name: str, like: np.ndarray) -> onnx.ValueInfoProto:
+    """Return the ONNX declaration of a graph value with the array's dtype and shape; uint8 stands for fp8 (E4M3)."""
     is_fp8 = like.dtype == np.uint8  # numpy holds fp8 as uint8
     kind = onnx.TensorProto.FLOAT8E4M3FN if is_fp8 else helper.np_dtype_to_tensor_dtype(like.dtype)
     return helper.make_tensor_value_info(name, kind, like.shape)

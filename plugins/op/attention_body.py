@@ -56,9 +56,10 @@ def _past(nodes: NodeList, given: frozenset[str]) -> str:
 
 
 def _present(nodes: NodeList, part: str, given: frozenset[str], past: str, total: str) -> str:
-    """Append and return the output present_key or present_value [batch, kv_heads, keys, dim].
+    """Append the output present_key or present_value [batch, kv_heads, keys, dim], and return its name.
 
-    `given` decides between the op's three forms: no cache, concatenating, or a shared buffer.
+    `part` is "key" or "value". `given`, the node's inputs, decides between no cache, concatenating, and a shared
+    buffer. In a buffer, `past` and `total` name each sequence's tokens [batch] before and after the call.
     """
     output = f"present_{part}"
     if "past_key" not in given:
@@ -81,7 +82,7 @@ def _present(nodes: NodeList, part: str, given: frozenset[str], past: str, total
 
 
 def _products(nodes: NodeList, keys: str) -> str:
-    """Return query . key, float32 [batch, q_heads, queries, keys]."""
+    """Append query . key, float32 [batch, q_heads, queries, keys], and return its name; `keys` names the keys."""
     batch, q_heads, queries, head_dim = (nodes.dimension("query", axis) for axis in range(4))
     # The query heads that share a key head become rows of one matrix product.
     folded = nodes.reshape(nodes.op("Cast", "query", to=1), batch, nodes.dimension("key", 1), -1, head_dim)

@@ -62,6 +62,7 @@ ATTRIBUTE_DEFAULTS: dict[str, definition.Default] = {
 
 
 def _default_of(name: str) -> float:
+    """Return the default of a numeric attribute of the op."""
     default = ATTRIBUTE_DEFAULTS[name]
     assert isinstance(default, int | float)
     return default

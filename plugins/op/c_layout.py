@@ -78,6 +78,7 @@ def call_fields(op: OpDefinition) -> Iterator[Field]:
 
 
 def _buffer(parameter: Parameter, const: str) -> Field:
+    """Return the C struct's field for an input or output: a pointer to its elements. `const` is "const " or ""."""
     kind = {"T": "type ", "C": "cache_type "}.get(parameter.type, "")
     comment = f"{kind}{parameter.text}{'; or null' if parameter.optional else ''}"
     return Field(parameter.name, "pointer", f"{const}{_ELEMENTS[parameter.type]}*", comment)

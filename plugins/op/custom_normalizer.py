@@ -78,6 +78,7 @@ class CustomNormalizer:
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages that name normalizers, without names that Sharp's own have."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in NORMALIZERS}
 
 
@@ -114,6 +115,11 @@ def add(normalizer: CustomNormalizer) -> None:
 
 
 def _load(entry: EntryPoint) -> CustomNormalizer:
+    """Import the normalizer that an entry point names.
+
+    Raises:
+        InputError: the import fails, the object is no `CustomNormalizer`, or its name is not the entry point's.
+    """
     try:
         found = entry.load()
     except Exception as error:
@@ -147,6 +153,7 @@ def in_file(path: Path) -> CustomNormalizer:
 
 
 def _distinct(defined: dict[str, Any]) -> Iterator[CustomNormalizer]:
+    """Yield each `CustomNormalizer` among a module's values once, even if several names hold it."""
     seen: set[int] = set()
     for value in defined.values():
         if isinstance(value, CustomNormalizer) and id(value) not in seen:

@@ -46,6 +46,7 @@ def scale_of(largest: NDArray[np.float32] | np.float32) -> NDArray[np.float32]:
 
 
 def _number(byte: int) -> float:
+    """Return the value of an fp8 byte: 1 sign, 4 exponent (bias 7) and 3 mantissa bits; 0x7F and 0xFF are NaN."""
     exponent, mantissa = byte >> 3 & 15, byte & 7
     if byte & 0x7F == 0x7F:
         return float("nan")

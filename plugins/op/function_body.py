@@ -175,6 +175,11 @@ def complete_inputs(graph: onnx.GraphProto, node: onnx.NodeProto, formal: Sequen
 
 
 def _form(node: onnx.NodeProto) -> FunctionForm:
+    """Return the form of function body that a node of our domain needs, from its attributes and given inputs.
+
+    Raises:
+        InputError: an attribute is out of range.
+    """
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     normalizer = attributes.get("normalizer", b"").decode()
     check_attributes(attributes | {"normalizer": normalizer})

@@ -142,16 +142,23 @@ def write_stats(nodes: NodeList, stats: str, has_collect_stats: bool) -> None:
 
 
 def _divide_by_sum(nodes: NodeList, weights: str) -> str:
+    """Append the division of each row (the last axis) by its sum, and return its name; a row of sum 0 stays 0."""
     total = nodes.reduce("ReduceSum", weights)
     none = nodes.op("Equal", total, nodes.constant(0.0))
     return nodes.op("Div", weights, nodes.op("Where", none, nodes.constant(1.0), total))
 
 
 def _masked_top(nodes: NodeList, values: str, visible: str) -> str:
+    """Append the maximum of each row's visible values, [..., 1], and return its name. No visible key gives `LOWEST`."""
     return nodes.reduce("ReduceMax", nodes.op("Where", visible, values, nodes.constant(LOWEST)))
 
 
 def _softmax(nodes: NodeList, exponents: str, visible: str, sinks: str, inverse_temperature: str) -> WeightNames:
+    """Append the softmax of `exponents` over the visible keys, and a sink if `sinks` is not "".
+
+    All arguments are names of values: `exponents` and `visible` are [..., queries, keys], `sinks` [q_heads, 1, 1].
+    `inverse_temperature` is passed on to the result.
+    """
     top = _masked_top(nodes, exponents, visible)
     shifted = nodes.op("Sub", exponents, top)
     grown = nodes.op("Where", visible, nodes.op("Exp", shifted), nodes.constant(0.0))
@@ -208,7 +215,7 @@ def _columns(nodes: NodeList, head_params: str, normalizer: str) -> list[str]:
 
 
 def _log_count(nodes: NodeList, rows: MaskedLogits) -> str:
-    """Return ln n of the number n of visible keys; 0 if no key is visible."""
+    """Append ln n of the number n of visible keys (0 if no key is visible), and return its name."""
     return nodes.op("Log", nodes.op("Max", rows.count, nodes.constant(1.0)))
 
 
@@ -221,13 +228,14 @@ def _ssa_exponents(nodes: NodeList, head_params: str, logits: str) -> str:
 
 
 def _entropy(nodes: NodeList, probabilities: str) -> str:
-    """Return -sum p ln p of probabilities [..., keys] as [..., 1]."""
+    """Append -sum p ln p of probabilities [..., keys] as [..., 1], and return its name."""
     positive = nodes.op("Greater", probabilities, nodes.constant(0.0))
     log = nodes.op("Log", nodes.op("Where", positive, probabilities, nodes.constant(1.0)))
     return nodes.op("Neg", nodes.reduce("ReduceSum", nodes.op("Mul", probabilities, log)))
 
 
 def _sigmoid(nodes: NodeList, logits: str) -> str:
+    """Append 1 / (1 + e^-z) of `logits`, and return its name."""
     # The Sigmoid op is not used, because ONNX Runtime's is off by 1e-7 even if the result is 1e-7.
     one = nodes.constant(1.0)
     e = nodes.op("Exp", nodes.op("Neg", nodes.op("Abs", logits)))
@@ -236,7 +244,7 @@ def _sigmoid(nodes: NodeList, logits: str) -> str:
 
 
 def _inverse_temperature(nodes: NodeList, probabilities: str, coefficients: Sequence[float]) -> str:
-    """Return max(poly(H), 1) if the entropy H is above the threshold, otherwise 1."""
+    """Append max(poly(H), 1), or 1 if the entropy H is below the threshold, and return its name."""
     entropy = _entropy(nodes, probabilities)
     polynomial = nodes.constant(0.0)
     for coefficient in coefficients:
@@ -278,6 +286,11 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> WeightNames:
     high = nodes.op("Expand", nearest, each)
 
     def newton_step(body: NodeList, values: list[str]) -> tuple[str, list[str]]:
+        """Append one step of the search for tau to a loop's body.
+
+        `values` names tau, its bounds low and high, and the step. Return the name of the condition to go on, and the
+        names of the four new values.
+        """
         tau, low, high, step = values
         x = body.op("Relu", body.op("Sub", s, tau))
         powers = body.op("Pow", x, k)
@@ -293,6 +306,7 @@ def _entmax(nodes: NodeList, rows: MaskedLogits) -> WeightNames:
         stays = body.op("And", body.op("Equal", newton, tau), steep)
 
         def inside(value: str) -> str:
+            """Append whether a value lies between the bounds, and return its name."""
             return body.op("And", body.op("Greater", value, low), body.op("Less", value, high))
 
         middle = body.op("Mul", half, body.op("Add", low, high))

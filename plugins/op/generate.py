@@ -198,6 +198,7 @@ def header() -> str:
 
 
 def _struct(name: str, fields: Iterator[Field]) -> str:
+    """Return the C definition of a struct, with each field's comment above it."""
     lines = []
     for field in fields:
         if field.comment:
@@ -208,6 +209,7 @@ def _struct(name: str, fields: Iterator[Field]) -> str:
 
 
 def _op(op: OpDefinition) -> str:
+    """Return the C++ tables of an op: its inputs, outputs, aliases and where each stands in the C struct."""
     struct, tables = STRUCTS[op]
     names = [parameter.name for parameter in op.all_inputs]
     rows = [
@@ -238,6 +240,10 @@ def _op(op: OpDefinition) -> str:
 
 
 def _dimensions(parameter: Parameter, op: OpDefinition) -> str:
+    """Return an input's rank and dimensions as C++ initialisers.
+
+    A dimension is {index of its symbol or -1, number to add}. An input of any shape has rank -1.
+    """
     if parameter.shape is None:
         return "-1, {}"
     pairs = []
@@ -249,18 +255,22 @@ def _dimensions(parameter: Parameter, op: OpDefinition) -> str:
 
 
 def _enumerator(name: str) -> str:
+    """Return the name of a C++ enumerator: "inner_product" becomes "kInnerProduct"."""
     return "k" + "".join(word.capitalize() for word in name.split("_"))
 
 
 def _quoted(text: str) -> str:
+    """Return the text as a C++ string literal; it has no quotes or backslashes."""
     return f'"{text}"'
 
 
 def _bool(value: bool) -> str:
+    """Return the bool as a C++ literal."""
     return "true" if value else "false"
 
 
 def _number(value: float) -> str:
+    """Return the number as a C++ literal of type double, NaN and infinity by their constants."""
     if math.isnan(value):
         return "std::numeric_limits<double>::quiet_NaN()"
     if math.isinf(value):
@@ -312,12 +322,14 @@ def contract_tables() -> dict[str, str]:
 
 
 def _row(parameter: Parameter) -> str:
+    """Return the row of an input or output in the Markdown table of the contract: name, type, shape, description."""
     kind = re.sub(r"tensor\((\w+)\)", r"\1", parameter.type)
     doc = (parameter.doc or (f"{parameter.alias}, updated" if parameter.alias else "")).replace("|", "&#124;")
     return f"{parameter.name} | {'optional ' * parameter.optional}{kind} | {parameter.shape_text} | {doc}"
 
 
 def _default(value: object) -> str:
+    """Return an attribute's default for the Markdown table; None is "required", tuples are separated by commas."""
     if value is None:
         return "required"
     if isinstance(value, tuple):

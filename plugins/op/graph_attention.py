@@ -75,6 +75,10 @@ def showing(model: bytes, nodes: tuple[AttentionNode, ...]) -> bytes:
 
 
 def _read(node: memoryview) -> AttentionNode:
+    """Decode an attention node's inputs, attributes and layer from its protobuf bytes.
+
+    The layer is the number at the end of the key cache's name.
+    """
     inputs = [_name(value) for number, value in fields(node) if number == INPUT_NAME]
     attributes = _Attributes()
     for number, value in fields(node):
@@ -110,6 +114,7 @@ class _Attributes:
         self.rows: dict[str, tuple[float, ...]] = {}
 
     def read(self, attribute: memoryview) -> None:
+        """Decode one AttributeProto and keep its value by name: a float, an integer, a text or a row of floats."""
         name = _text(attribute, NAME)
         row: list[float] = []
         for number, value in fields(attribute):
@@ -126,16 +131,19 @@ class _Attributes:
 
 
 def _text(message: memoryview, number_of: int) -> str:
+    """Return the message's first field of number `number_of` as text; "" if there is none."""
     return next((_name(value) for number, value in fields(message) if number == number_of), "")
 
 
 def _name(value: int | memoryview) -> str:
+    """Return a protobuf field's bytes as text; raise DamagedError for a number."""
     if isinstance(value, int):
         raise DamagedError
     return bytes(value).decode()
 
 
 def _floats(value: int | memoryview) -> list[float]:
+    """Return the float32 numbers of a protobuf field, packed or single; raise DamagedError for a varint."""
     if isinstance(value, int):
         raise DamagedError
     return [number for (number,) in struct.iter_unpack("<f", value)]

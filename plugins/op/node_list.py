@@ -49,7 +49,7 @@ class NodeList:
         return output
 
     def dimension(self, value: str, axis: int) -> str:
-        """Append one dimension of `value`, int64 [1]."""
+        """Append the size of one axis of `value`, int64 [1], and return its name."""
         return self.op("Shape", value, start=axis, end=axis + 1)
 
     def shape(self, *dimensions: str | int) -> str:
@@ -62,16 +62,16 @@ class NodeList:
         return self.op("Reshape", value, self.shape(*dimensions))
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """Append `value` with axes of length 1 inserted."""
+        """Append `value` with axes of length 1 inserted at `axes`, and return its name."""
         return self.op("Unsqueeze", value, self.constant(list(axes)))
 
     def counting(self, length: str) -> str:
-        """Append 0, 1, ... length - 1, int64 [length]; `length` is int64 [1]."""
+        """Append 0, 1, ... length - 1, int64 [length], and return its name; `length` names an int64 [1]."""
         limit = self.op("Squeeze", length, self.constant([0]))
         return self.op("Range", self.constant(0, np.int64), limit, self.constant(1, np.int64))
 
     def reduce(self, op_type: str, value: str) -> str:
-        """Append a reduction ("ReduceSum", ...) of the last axis, which stays as an axis of length 1."""
+        """Append a reduction ("ReduceSum", ...) of the last axis, which stays with length 1, and return its name."""
         return self.op(op_type, value, self.constant([-1]), keepdims=1)
 
     def loop(

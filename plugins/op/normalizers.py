@@ -154,6 +154,7 @@ def beside(function: Callable[[Row], Row], logits: Row, sink: Row) -> tuple[Row,
 
 
 def _of_user(name: str, logits: Row) -> Row:
+    """Return the weights of a row of visible logits [keys] by the user's normalizer `name`."""
     import torch  # a user's function is written in PyTorch
 
     shown = torch.from_numpy(logits)

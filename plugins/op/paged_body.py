@@ -54,7 +54,11 @@ def write_paged_attention(
 
 
 def _store(nodes: NodeList, name: str, to_rows: list[int], from_rows: list[int]) -> str:
-    """Append the update of a cache and return its rows [blocks * block_size, kv_heads, dim], one per slot."""
+    """Append the update of a cache, and return the name of its rows [blocks * block_size, kv_heads, dim].
+
+    `name` is "key" or "value". `to_rows` permutes the cache's axes to [blocks, block_size, kv_heads, dim], and
+    `from_rows` back.
+    """
     cache = f"{name}_cache"
     by_slot = nodes.op("Transpose", cache, perm=to_rows)  # [blocks, block_size, kv_heads, dim]
     row_shape = [nodes.dimension(name, 1), nodes.dimension(name, 2)]
@@ -102,12 +106,17 @@ def _query_bounds(nodes: NodeList) -> tuple[str, str]:
 
 
 def _query_lengths(nodes: NodeList) -> str:
+    """Append the number of new tokens of each sequence, int64 [sequences], and return its name."""
     starts, ends = _query_bounds(nodes)
     return nodes.op("Sub", ends, starts)
 
 
 def _visibility(nodes: NodeList, key_sequence: str, key_position: str, valid: str) -> tuple[str, str]:
-    """Return the distance j - p, int64 [tokens, keys], and whether each token sees each key, bool [tokens, keys]."""
+    """Append the distances j - p, int64 [tokens, keys], and whether each token sees each key, bool; return both names.
+
+    `key_sequence` and `key_position` [keys] name each key's sequence and position, and `valid` whether its slot is in
+    use.
+    """
     starts, ends = _query_bounds(nodes)
     token = nodes.counting(nodes.dimension("query", 0))
     past = nodes.op("GreaterOrEqual", nodes.unsqueeze(token, 1), nodes.unsqueeze(ends, 0))
@@ -122,7 +131,10 @@ def _visibility(nodes: NodeList, key_sequence: str, key_position: str, valid: st
 
 
 def _products(nodes: NodeList, keys: str) -> str:
-    """Return query . key, float32 [q_heads, tokens, keys], of keys [keys, kv_heads, head_dim]."""
+    """Append query . key, float32 [q_heads, tokens, keys], and return its name.
+
+    `keys` names the keys, [keys, kv_heads, head_dim].
+    """
     tokens, q_heads = nodes.dimension("query", 0), nodes.dimension("query", 1)
     kv_heads, head_dim = nodes.dimension("key", 1), nodes.dimension("key", 2)
     grouped = nodes.reshape(nodes.op("Cast", "query", to=1), tokens, kv_heads, -1, head_dim)

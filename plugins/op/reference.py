@@ -295,6 +295,7 @@ def paged_attention(
 
 
 def _copy(array: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return a copy of the array; None stays None."""
     return None if array is None else array.copy()
 
 
@@ -332,7 +333,8 @@ def _visible_slots(
 ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
     """Yield every token with the keys that it sees: their distances, and the blocks and offsets of their slots.
 
-    Blocks that the table does not map are skipped.
+    Blocks that the table does not map are skipped. A token sees the keys of its sequence up to its own position if
+    `causal`, and of these the last `window` (-1: all).
     """
     for sequence, context in enumerate(context_lens):
         first, end = int(query_start[sequence]), int(query_start[sequence + 1])

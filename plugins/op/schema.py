@@ -50,9 +50,11 @@ def attribute_defaults() -> list[onnx.AttributeProto]:
 
 
 def _schema(definition: OpDefinition) -> defs.OpSchema:
+    """Return the ONNX schema of an op of our domain."""
     option = defs.OpSchema.FormalParameterOption
 
     def formal(parameter: Parameter) -> defs.OpSchema.FormalParameter:
+        """Return an input or output as ONNX's schema has it."""
         return defs.OpSchema.FormalParameter(
             parameter.name,
             parameter.type,
@@ -76,6 +78,7 @@ def _schema(definition: OpDefinition) -> defs.OpSchema:
 
 
 def _schema_attribute(attribute: Attribute) -> defs.OpSchema.Attribute:
+    """Return the ONNX schema of an attribute, with its default, or as required if it has none."""
     if attribute.default is not None:
         return defs.OpSchema.Attribute(attribute.name, onnx.helper.make_attribute(attribute.name, attribute.default))
     return defs.OpSchema.Attribute(

@@ -67,6 +67,11 @@ def attention(
 
 
 def _present(new: Tensor, past: Tensor | None, past_lens: Tensor | None, total: Tensor) -> Tensor:
+    """Return present keys or values [batch, kv_heads, keys, dim]: `new`, behind or within a copy of `past`.
+
+    Without `past_lens` the new tokens follow the past ones. Else `past` is a buffer, and sequence i's new tokens fill
+    its positions `past_lens[i]` to `total[i]` (exclusive).
+    """
     if past is None:
         return new.clone()
     if past_lens is None:
@@ -79,6 +84,7 @@ def _present(new: Tensor, past: Tensor | None, past_lens: Tensor | None, total: 
 
 @attention.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **attributes: Any) -> tuple[Tensor, ...]:
+    """Return empty outputs (output, present_key, present_value, stats) with the op's shapes and dtypes, for tracing."""
     past_key, past_value, past_lens = (*rest, None, None, None)[:3]
     presents = []
     for new, past in ((key, past_key), (value, past_value)):

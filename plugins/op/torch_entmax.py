@@ -32,6 +32,7 @@ def entmax(logits: Tensor, alpha: float) -> Tensor:
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, alpha: float) -> Tensor:
+        """Return entmax weights of each row of `logits` [..., keys], and save them in `ctx` for the gradient."""
         s = (alpha - 1) * (logits - logits.amax(-1, keepdim=True))
         power = 1 / (alpha - 1)
         low, tau = _thresholds(s, alpha).split(1, -1)
@@ -51,7 +52,10 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return q (g - sum q g / sum q) with q = p^(2 - alpha) on the support (Peters et al. 2019, Prop. 2)."""
+        """Return dL/dlogits = q (g - sum q g / sum q), q = p^(2 - alpha) on the support, and None for alpha.
+
+        `gradients` holds g, the gradient of the weights p. Source: Peters et al. 2019, Prop. 2.
+        """
         (weights,) = ctx.saved_tensors
         (gradient,) = gradients
         return entmax_gradient(weights, gradient, ctx.alpha), None
@@ -78,7 +82,8 @@ def entmax_gradient(weights: Tensor, gradient: Tensor, alpha: float) -> Tensor:
 def _thresholds(s: Tensor, alpha: float) -> Tensor:
     """Return the thresholds [..., 2] of rows s: the end of the bracket below tau, and tau.
 
-    Eager code solves CHUNK logits at a time; compiled code chooses its own order.
+    Eager code solves CHUNK logits at a time; compiled code chooses its own order. `s` is (alpha - 1) (z - max z) of
+    logits z, [..., keys].
     """
     if torch.compiler.is_compiling():
         return _solve(s, alpha)

@@ -239,6 +239,7 @@ def ssa(logits: Tensor, visible: Tensor, options: NormalizerOptions) -> Tensor:
     b, n = options.head_params.to(logits.dtype)[:, None, None, :].unbind(-1)  # each [q_heads, 1, 1]
 
     def exponents(z: Tensor) -> Tensor:
+        """Return the exponents n sgn(z) log(1 + b abs(z)) of SSA's weights."""
         # The sign of 0 is +1 here, unlike torch.sign, so that the derivative at z = 0 is n b and not 0.
         sign = torch.where(z < 0, -1.0, 1.0)
         return n * sign * torch.log1p(b * (sign * z))

@@ -92,6 +92,7 @@ def paged_attention(
 
 @paged_attention.register_fake
 def _(query: Tensor, _key: Tensor, value: Tensor, *rest: Any, **attributes: Any) -> tuple[Tensor, ...]:
+    """Return empty outputs (output, key_cache, value_cache, stats) with the op's shapes and dtypes, for tracing."""
     key_cache, value_cache = rest[:2]
     output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     columns = attributes.get("stats_columns", DEFAULT_STATS_COLUMNS)
@@ -110,7 +111,10 @@ def onnx_translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     opset = Opset(DOMAIN, VERSION)
 
     def translation(name: str) -> Callable[..., Any]:
+        """Return the function that writes the op `name` as an ONNX node for torch's exporter."""
+
         def translate(*inputs: Any, **values: Any) -> Any:
+            """Append the op's node with these inputs and attributes, and with defaults for the other attributes."""
             given = {key: value for key, value in values.items() if value is not None}
             if "causal" in given:
                 given["causal"] = int(given["causal"])

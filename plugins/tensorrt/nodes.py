@@ -36,6 +36,10 @@ def leave_to_plugin(model: onnx.ModelProto) -> None:
 
 
 def _name_outputs(node: onnx.NodeProto, names: tuple[str, ...]) -> None:
+    """Give the node all outputs of `names` in order; a missing one is called after the first, as "output.stats".
+
+    The node's present outputs are the first of `names`.
+    """
     named = dict(zip(names, node.output, strict=False))
     outputs = [named.get(name) or f"{node.output[0]}.{name}" for name in names]
     del node.output[:]
@@ -43,6 +47,7 @@ def _name_outputs(node: onnx.NodeProto, names: tuple[str, ...]) -> None:
 
 
 def _set_version(node: onnx.NodeProto, version: bytes) -> None:
+    """Set the node's attribute `plugin_version`, in place of an earlier value."""
     kept = [attribute for attribute in node.attribute if attribute.name != "plugin_version"]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute("plugin_version", version)])

@@ -95,6 +95,7 @@ class CompletionBuilder:
         return replace(first, prompt_logprobs=self._prompt_logprobs, others=tuple(others))
 
     def _completion(self, sequence: _Sequence) -> Completion:
+        """Return the completion of a finished sequence. RuntimeError if the engine lost the sequence."""
         finished = sequence.finished
         if finished is None:
             raise RuntimeError("the engine lost a request")

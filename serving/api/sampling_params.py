@@ -157,6 +157,7 @@ class SamplingParams:
                 raise FieldError("bad_words", f"bad_words has {word!r:.80}; {limit}")
 
     def _make_tuple(self, name: str, values: Iterable[Any], entry: Callable[[Any], Any] = lambda value: value) -> None:
+        """Set the field `name` to a tuple of `values`, each passed through `entry`. FieldError if that fails."""
         try:
             object.__setattr__(self, name, tuple(map(entry, values)))
         except (TypeError, ValueError) as error:
@@ -187,7 +188,10 @@ class SamplingParams:
 def _check(
     name: str, value: float | None, low: float, high: float, *, whole: bool = True, without_low: bool = False
 ) -> None:
-    """Raise FieldError unless `value` is None (not set) or a finite number from `low` to `high`."""
+    """Raise FieldError unless `value` is None (not set) or a finite number from `low` to `high`.
+
+    `whole` requires a whole number; `name` is the field in the message.
+    """
     if value is None:
         return
     if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
@@ -205,10 +209,12 @@ def _check(
 
 
 def _pair(entry: Any) -> tuple[Any, Any]:
+    """Return the two elements of an entry as a tuple. ValueError or TypeError for anything else."""
     first, second = entry
     return first, second
 
 
 def _check_count(name: str, values: tuple[object, ...], limit: int) -> None:
+    """Check that a field has at most `limit` entries, else raise FieldError for the field `name`."""
     if len(values) > limit:
         raise FieldError(name, f"{name} has {len(values)} entries; the limit is {limit}")

@@ -63,11 +63,13 @@ def copied_bytes(folder: Path, manifest: Manifest) -> int:
 
 
 def _bytes_per_token(manifest: Manifest) -> int:
+    """Return the bytes of memory per token that an attention reader keeps: queries in float32, and the cache."""
     queries = manifest.layers * manifest.q_heads * manifest.head_dim * 4
     return queries + sum(tensor.block_bytes for tensor in _tensors(manifest)) // manifest.cache.block_size
 
 
 def _tensors(manifest: Manifest) -> tuple[CacheTensor, ...]:
+    """Return the descriptions of the model's cache tensors, layer by layer."""
     return cache_tensors(manifest.cache, manifest.layers, manifest.kv_heads, manifest.head_dim, manifest.value_dim)
 
 
@@ -142,6 +144,7 @@ class AttentionReader:
         return AttentionRow(first, weights, entropy, statistics.sink_mass)
 
     def _read(self, tokens: list[int]) -> None:
+        """Compute queries and caches of `tokens`, reusing the blocks that the tokens read before have in common."""
         block = self._manifest.cache.block_size
         pairs = zip(tokens, self._tokens, strict=False)
         differ = (at for at, (new, old) in enumerate(pairs) if new != old)
@@ -158,6 +161,7 @@ class AttentionReader:
             self._tokens += chunk
 
     def _compute(self, chunk: list[int], start: int) -> None:
+        """Compute one chunk of tokens, whose first has the position `start`, and keep its queries."""
         binding, count = self._binding, len(chunk)
         feeds = {
             "input_ids": np.array(chunk, np.int64),
@@ -199,6 +203,10 @@ class AttentionReader:
 
 
 def _session_options(folder: Path, manifest: Manifest, threads: int) -> Any:
+    """Return the options of a second ONNX Runtime session, which shares the weights' pages with the server.
+
+    `threads` is the number of its threads.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -216,6 +224,7 @@ def _session_options(folder: Path, manifest: Manifest, threads: int) -> Any:
 
 
 def _open(folder: Path, model: bytes, options: Any) -> Any:
+    """Open a serialized model whose weights lie in `folder`, on the CPU. InputError if it cannot be loaded."""
     try:
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common exception

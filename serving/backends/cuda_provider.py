@@ -53,7 +53,8 @@ def provider_options(number: int, *, cuda_graphs: bool) -> tuple[str, dict[str, 
 
     Matrix products of float32 use float32. ONNX Runtime's default, TensorFloat-32, has a mantissa of 10 bits, so the
     served model would differ from the model that was verified to 1e-4. The arena grows by the size requested, not by
-    powers of two, so that the memory left by the largest step is available to the cache.
+    powers of two, so that the memory left by the largest step is available to the cache. `cuda_graphs` lets sessions
+    capture graphs.
     """
     return PROVIDER, {
         "device_id": str(number),
@@ -64,6 +65,7 @@ def provider_options(number: int, *, cuda_graphs: bool) -> tuple[str, dict[str, 
 
 
 def _check_provider() -> None:
+    """Check that ONNX Runtime has the CUDA provider, else raise SharpError."""
     if PROVIDER not in onnxruntime.get_available_providers():
         raise SharpError(
             f"onnxruntime {onnxruntime.__version__} has no {PROVIDER}; install onnxruntime-gpu in its place "

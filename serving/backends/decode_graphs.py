@@ -50,6 +50,7 @@ def padded(batch: StepInputs, sequences: int, pages: int) -> StepInputs:
     missing = sequences - len(batch.context_lens)
 
     def longer(array: NDArray[Any], value: int) -> NDArray[Any]:
+        """Return the array with `value` appended once per missing sequence."""
         return np.concatenate([array, np.full(missing, value, array.dtype)])
 
     table = np.full((sequences, pages), -1, np.int32)
@@ -159,6 +160,7 @@ class DecodeGraphs:
         return StepOutput(self._readback.copy(logits, batch.logits_indices), stats)
 
     def _make(self, arrays: dict[str, NDArray[Any]]) -> _Graph:
+        """Capture a CUDA graph for decode steps with inputs of these shapes, with device memory of its own for them."""
         m = self._manifest
         sequences = len(arrays["context_lens"])
         inputs = {

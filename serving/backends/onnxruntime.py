@@ -140,7 +140,10 @@ class OnnxRuntimeBackend:
         return backend
 
     def _check_shapes(self, shapes: dict[str, list[int | str]]) -> None:
-        """Raise InputError if the manifest is of another model. Otherwise every step of every request would fail."""
+        """Check that the model's shapes are those of the manifest, else raise InputError.
+
+        `shapes` are by input and output name; a varying dimension is a text.
+        """
         m = self._manifest
         expected: dict[str, tuple[int | None, ...]] = {
             "logits": (None, m.vocab_size),
@@ -156,6 +159,10 @@ class OnnxRuntimeBackend:
                 )
 
     def _check_types(self, types: dict[str, str]) -> None:
+        """Check that the model's caches have the types of the manifest, else raise InputError.
+
+        `types` are ONNX types by input name, as "tensor(float16)".
+        """
         for tensor in self._caches:
             expected = TENSOR_TYPES[tensor.dtype]
             if types[tensor.name] != expected:
@@ -246,6 +253,7 @@ class OnnxRuntimeBackend:
     def _step(
         self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
+        """Run one step. `samplings` and `changes` are for sampling on the GPU; None leaves sampling to the caller."""
         if self._graphs is not None and self._graphs.has(batch):
             return self._graphs.step(batch, samplings, changes)
         binding, m = self._binding, self._manifest
@@ -278,7 +286,10 @@ class OnnxRuntimeBackend:
         return StepOutput(logits, stats, sampler.sample(sampler.logits(rows), np.arange(rows), samplings, changes))
 
     def _bind_input(self, name: str, array: NDArray[Any]) -> None:
-        """Bind an input. On a CPU, write to memory that stays bound, because that is faster than binding again."""
+        """Bind an input. On a CPU, write to memory that stays bound, because that is faster than binding again.
+
+        `name` is the input's name in the model.
+        """
         held = self._inputs.get(name)
         if self._device == "cpu" and held is not None and held.shape == array.shape:
             held[...] = array
@@ -287,7 +298,10 @@ class OnnxRuntimeBackend:
         self._binding.bind_cpu_input(name, self._inputs[name])
 
     def _set_cache(self, blocks: int) -> None:
+        """Allocate caches of `blocks` blocks, in place of the earlier ones, and bind them."""
+
         def make(tensor: CacheTensor) -> Any:
+            """Return one cache on the device; an unused key screen gets no block."""
             if tensor.is_screen and not self.screened:
                 return tensor.make(0)
             return device_cache(tensor, blocks, self._gpu) if self._device == "cuda" else tensor.make(blocks)
@@ -297,12 +311,13 @@ class OnnxRuntimeBackend:
         self._bind_caches()
 
     def _bind_caches(self) -> None:
+        """Bind the current caches as inputs and the next ones as outputs; kernels update one in place."""
         for tensor, current, following in zip(self._caches, self._current, self._next, strict=True):
             self._binding.bind_ortvalue_input(tensor.name, current)
             self._binding.bind_ortvalue_output(tensor.updated_name, following)
 
     def _logits_of(self, rows: int) -> NDArray[np.float32]:
-        """Return memory for logits that is reused, so that no step has to allocate it from the system."""
+        """Return memory for float32 logits [rows, vocab] that later steps reuse, so that none allocates it again."""
         if self._readback is not None:
             return self._readback.rows(rows)
         if len(self._logits) < rows:

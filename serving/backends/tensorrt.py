@@ -133,6 +133,7 @@ class TensorRtBackend:
         """Allocate the key-value cache, filled with zeros, because memory that was never written must not hold NaN."""
 
         def make() -> list[int]:
+            """Return the device addresses of new, zeroed caches."""
             return [self._zeros(blocks * tensor.block_bytes) for tensor in self._caches]
 
         self._current = make()
@@ -168,6 +169,7 @@ class TensorRtBackend:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
+        """Make the engine's GPU current in this thread; errors of a lost GPU become `DeviceLostError`."""
         with lost_device(lambda: self._cuda.call("cudaDeviceSynchronize")):
             # The current device belongs to the calling thread, which may not be the thread that loaded the engine.
             self._cuda.call("cudaSetDevice", self._gpu)
@@ -176,6 +178,10 @@ class TensorRtBackend:
     def _step(
         self, batch: StepInputs, samplings: NDArray[np.float64] | None = None, changes: Changes | None = None
     ) -> StepOutput:
+        """Run one step.
+
+        With `samplings`, tokens are sampled on the GPU after `changes` to the logits, if a sampler is set.
+        """
         # `inputs` keeps the arrays alive until the stream has copied them.
         inputs = {name: np.asarray(getattr(batch, name), order="C") for name in STEP_INPUTS}
         context = self._contexts[self._profile({name: array.shape for name, array in inputs.items()})]
@@ -210,6 +216,7 @@ class TensorRtBackend:
         return self._logits[:rows]
 
     def _make_context(self, profile: int) -> Any:
+        """Return an execution context for an optimization profile. SharpError if the GPU's memory is used up."""
         context = self._engine.create_execution_context()
         if context is None or not context.set_optimization_profile_async(profile, self._stream):
             raise SharpError(
@@ -228,6 +235,7 @@ class TensorRtBackend:
         return {name: self._zeros(size) for name, size in sizes.items()}
 
     def _zeros(self, size: int) -> int:
+        """Allocate `size` bytes of zeros on the GPU and return their address."""
         address = int(self._cuda.call("cudaMalloc", max(size, 1)))
         self._cuda.call("cudaMemset", address, 0, size)
         return address
@@ -260,10 +268,11 @@ def _check(path: Path, described: EngineManifest, content: bytes, model: Path, v
 
 
 def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, ShapeRange]]:
-    """Return the smallest, usual and largest shape of every input that varies, for each optimization profile."""
+    """Return, for each optimization profile, every varying input's smallest, usual and largest shape by name."""
     names = [*(name for name in STEP_INPUTS if name != "collect_stats"), *(tensor.name for tensor in caches)]
 
     def bounds(name: str, profile: int) -> ShapeRange:
+        """Return smallest, usual and largest shape of an input in a profile."""
         smallest, usual, largest = (tuple(shape) for shape in engine.get_tensor_profile_shape(name, profile))
         return smallest, usual, largest
 
@@ -272,6 +281,7 @@ def _profiles(engine: Any, caches: tuple[CacheTensor, ...]) -> list[dict[str, Sh
 
 
 def _names_of(engine: Any) -> set[str]:
+    """Return the names of the engine's inputs and outputs."""
     return {engine.get_tensor_name(number) for number in range(engine.num_io_tensors)}
 
 
@@ -282,6 +292,7 @@ def _tensors_of(manifest: Manifest, engine: Any) -> tuple[CacheTensor, ...]:
 
 
 def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> None:
+    """Check that the engine file has all inputs and outputs, of the types of the caches; else raise InputError."""
     expected = dict(DTYPES)
     for tensor in caches:
         expected |= dict.fromkeys((tensor.name, tensor.updated_name), CACHE_DTYPES[tensor.dtype])
@@ -294,9 +305,11 @@ def _check_tensors(path: Path, engine: Any, caches: tuple[CacheTensor, ...]) -> 
 
 
 def _between(shape: Shape, smallest: Shape, _usual: Shape, largest: Shape) -> bool:
+    """Whether each dimension of `shape` lies within the profile's smallest and largest."""
     return all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True))
 
 
 def _require(done: bool, what: str) -> None:
+    """Raise EngineError that TensorRT refused `what`, unless `done`."""
     if not done:
         raise EngineError(f"TensorRT refused {what}; its messages are above")

@@ -20,7 +20,10 @@ def first_step() -> StepInputs:
 
 
 def largest_steps(largest: StepLimits, block_size: int) -> Iterator[StepInputs]:
-    """Yield the two steps that take the most memory: one of prompts and one of decoding, with logits of every token."""
+    """Yield the two steps that take the most memory: one of prompts and one of decoding, with logits of every token.
+
+    `block_size` is the number of tokens of a cache block.
+    """
     pages = -(-largest.context // block_size)
     sequences = min(largest.sequences, largest.tokens)
     starts = np.arange(sequences + 1)
@@ -35,6 +38,11 @@ def decode_step(sequences: int, pages: int) -> StepInputs:
 
 
 def _batch(query_start: np.ndarray, pages: int, *, outputs: int, collect_stats: bool) -> StepInputs:
+    """Return the inputs of a step that writes to no slot and reads no block.
+
+    `query_start` [sequences + 1] are the cumulated token counts, `pages` the width of the block table, and `outputs`
+    the number of rows of logits. `collect_stats` is the input of that name.
+    """
     tokens, sequences = int(query_start[-1]), len(query_start) - 1
     return StepInputs(
         input_ids=np.zeros(tokens, np.int64),

@@ -179,6 +179,10 @@ def latency(
 async def _measure(
     address: str, connection: dict[str, Any], load: Load
 ) -> tuple[Summary, dict[str, int], dict[str, Any]]:
+    """Send the load to the server; return the summary, how often each error occurred, and facts of the server.
+
+    `connection` are the keyword arguments of `AsyncClient`.
+    """
     from sharp.serving.bench.load import run_load
     from sharp.serving.bench.summary import summarize
     from sharp.serving.client import AsyncClient
@@ -197,6 +201,7 @@ async def _measure(
 
 
 def _print(summary: Summary) -> None:
+    """Print the summary on the terminal: counts, rates and a table of latencies in ms."""
     console = Console()
     console.print(
         f"{summary.completed} of {summary.requests} requests completed in {summary.seconds:.1f} s "
@@ -218,6 +223,7 @@ def _print(summary: Summary) -> None:
 
 
 def _cells(found: Percentiles) -> list[str]:
+    """Return mean, p50, p90 and p99 as table cells; "-" for None."""
     return ["-" if value is None else f"{value:.1f}" for value in (found.mean, found.p50, found.p90, found.p99)]
 
 

@@ -104,6 +104,7 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
     began = time.monotonic()
 
     async def send(sample: Sample, prompt: list[int], completion_tokens: int) -> None:
+        """Send one request, within the limit of concurrency, and record its times and tokens in `sample`."""
         async with running:
             if load.rate is None:
                 sample.arrival = time.monotonic() - began
@@ -134,4 +135,5 @@ async def run_load(client: AsyncClient, load: Load, on_end: Callable[[], None] =
 
 
 def _length(mean: int, spread: float, rng: random.Random) -> int:
+    """Return a random length of at least 1 token, uniform within `mean` * (1 - spread) and `mean` * (1 + spread)."""
     return max(1, round(rng.uniform(mean * (1 - spread), mean * (1 + spread))))

@@ -54,7 +54,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """Return the figures of a load of at least one request."""
+    """Return rates, counts and percentiles of latencies of a load, from a sample per request (at least one)."""
     completed = [sample for sample in samples if sample.error is None and sample.times]
     refused = sum(sample.refused for sample in samples)
     began = min(sample.arrival for sample in samples)
@@ -83,6 +83,7 @@ def summarize(samples: Sequence[Sample]) -> Summary:
 
 
 def _percentiles(seconds: Sequence[float]) -> Percentiles:
+    """Return mean and percentiles in milliseconds of times in seconds; all None if there are no times."""
     if not seconds:
         return Percentiles(None, None, None, None)
     milliseconds = 1000 * np.array(seconds)

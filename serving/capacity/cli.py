@@ -87,6 +87,7 @@ def plan(
 
 
 def _print(model: ModelFacts, device: Device, load: ExpectedLoad, speed: Speed, made: CapacityPlan) -> None:
+    """Print the capacity plan with the numbers that its formula was computed from."""
     from rich.console import Console
 
     from sharp.core.table import Table

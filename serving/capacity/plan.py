@@ -164,7 +164,10 @@ def make_plan(
 
 
 def _step(model: ModelFacts, batch: int, context: float, speed: Speed) -> float:
-    """Return the seconds of a decode step, with the engine's own: it reads the weights and every cache once."""
+    """Return the seconds of a decode step of `batch` sequences of `context` tokens, the engine's own time included.
+
+    The step reads the weights and every cache once.
+    """
     read = (model.weight_bytes + batch * model.cache_bytes_per_token * context) / speed.bytes_per_second
     computed = 2 * model.weights * batch / speed.operations_per_second
     return max(read, computed) + ENGINE_SECONDS * max(1, batch / ENGINE_STREAMS)

@@ -122,6 +122,11 @@ class AsyncClient(Connection):
         return found
 
     async def _events(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Send a request and yield its events. The call is cancelled when the generator is closed.
+
+        Raises:
+            SharpError: the server refused or failed, or could not be reached.
+        """
         call = self._inference.Generate(request_message(request), timeout=self._timeout, metadata=self._metadata)
         responded, request_id = False, request.request_id
         try:
@@ -135,6 +140,7 @@ class AsyncClient(Connection):
             call.cancel()
 
     async def _call(self, method: Any, request: Any) -> Any:
+        """Call a unary RPC and return its response message. SharpError, by the status, if it fails."""
         try:
             response = await method(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -143,6 +149,7 @@ class AsyncClient(Connection):
         return response
 
     async def _error_of(self, error: grpc.RpcError, *, responded: bool = False) -> SharpError:
+        """Return the error for a failed call; `responded` says that the server had sent something before."""
         if self._unreached is None:
             return error_of(error, self.address, responded=responded)
         # A thread connects once more to find the reason, because that may take seconds.

@@ -69,6 +69,7 @@ def request_message(request: GenerateRequest) -> inference_pb2.GenerateRequest:
 
 
 def _one(prompt: Iterable[int]) -> list[int]:
+    """Return the token ids as a list. InputError if they are several prompts."""
     token_ids = list(prompt)
     if any(isinstance(token_id, Sequence) for token_id in token_ids):
         raise InputError(SEVERAL_PROMPTS)
@@ -76,6 +77,7 @@ def _one(prompt: Iterable[int]) -> list[int]:
 
 
 def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> Any:
+    """Set each field of a protobuf message from the parameter of that name; skip None, NotGiven and names in `done`."""
     for field in message.DESCRIPTOR.fields:
         value = None if field.name in done else getattr(params, field.name)
         if isinstance(value, tuple):
@@ -86,7 +88,7 @@ def _filled(message: Any, params: SamplingParams, done: Iterable[str] = ()) -> A
 
 
 def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event:
-    """Return the event of a message of the stream."""
+    """Return the event for a message of a response stream; `request_id` is the id of the request."""
     if response.HasField("prompt_info"):
         info = response.prompt_info
         return PromptComputed(request_id, info.cached_tokens, logprobs=_logprobs(info.prompt_logprobs) or None)
@@ -97,6 +99,7 @@ def event_of(response: inference_pb2.GenerateResponse, request_id: str) -> Event
 
 
 def _finished(message: inference_pb2.Finished, request_id: str) -> Finished:
+    """Return the event for a protobuf message about the end of a sequence."""
     matched = message.WhichOneof("matched")
     timing = message.timing
     return Finished(
@@ -116,6 +119,7 @@ def _finished(message: inference_pb2.Finished, request_id: str) -> Finished:
 
 
 def _attention(message: inference_pb2.AttentionStats) -> AttentionSummary:
+    """Return the attention statistics of a message; sink mass only if the model has sinks."""
     names = STATISTICS if not message.layers or not message.layers[0].sink_mass else (*STATISTICS, "sink_mass")
     return AttentionSummary(
         message.tokens, *(np.array([getattr(layer, name) for layer in message.layers]) for name in names)
@@ -123,6 +127,7 @@ def _attention(message: inference_pb2.AttentionStats) -> AttentionSummary:
 
 
 def _logprobs(entries: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of protobuf messages, one per token."""
     return tuple(
         TokenLogprobs(entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top))
         for entry in entries

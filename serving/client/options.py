@@ -25,7 +25,10 @@ _OPTIONS = (
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of TLS and token; it gets them as `connection`, the arguments of a client."""
+    """Give a command the options of TLS and token; it gets them as `connection`, the arguments of a client.
+
+    `connection` is a dict by the names of the arguments.
+    """
 
     @wraps(command)
     def connected(

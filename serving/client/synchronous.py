@@ -121,6 +121,11 @@ class Client(Connection):
         return found
 
     def _events(self, request: GenerateRequest) -> Iterator[Event]:
+        """Send a request and yield its events. The call is cancelled when the generator is closed.
+
+        Raises:
+            SharpError: the server refused or failed, or could not be reached.
+        """
         call = self._inference.Generate(request_message(request), timeout=self._timeout, metadata=self._metadata)
         responded, request_id = False, request.request_id
         try:
@@ -134,6 +139,7 @@ class Client(Connection):
             call.cancel()
 
     def _call(self, method: Any, request: Any) -> Any:
+        """Call a unary RPC and return its response message. SharpError, by the status, if it fails."""
         try:
             response = method(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:

@@ -110,6 +110,7 @@ def compare(folder: Path, other: str, as_json: bool, **options: Any) -> None:
 
 
 def _print(found: Comparison) -> None:
+    """Print the comparison on the terminal: a table, the tolerance, what was not compared, and the verdict."""
     from rich.console import Console
 
     from sharp.serving.compare.output import table

@@ -107,7 +107,7 @@ class OwnModel:
         return StopTokens(declared, declared)
 
     def read(self, prompt: ReadingTask) -> Reading:
-        """Return the log-probabilities of the prompt and a greedy continuation."""
+        """Return log-probabilities for each token of the prompt but the first, and for a greedy continuation."""
         # Every parameter is given, because a checkpoint may bring its own defaults, such as a repetition penalty.
         params = SamplingParams(
             temperature=0.0,
@@ -128,6 +128,7 @@ class OwnModel:
 
 
 def _distribution(entry: TokenLogprobs) -> Distribution:
+    """Return log-probabilities by token id: the top ones and the token's own."""
     return {**dict(entry.top), entry.token_id: entry.logprob}
 
 
@@ -156,6 +157,12 @@ def cut_to(text: str, most: int, tokenizer: Tokenizer) -> str:
 
 
 def _read(file: Path) -> str:
+    """Return the text of a file of at most `MOST_BYTES` bytes of UTF-8.
+
+    Raises:
+        NotFoundError: there is no such file.
+        InputError: it is empty, too large or not UTF-8.
+    """
     if not file.is_file():
         raise NotFoundError(f"--text {file} is no file; give a text")
     if file.stat().st_size > MOST_BYTES:

@@ -246,7 +246,8 @@ def _compared(
 ) -> Iterator[tuple[LogprobDifference, float]]:
     """Yield the difference and the divergence of each position for which both programs have a distribution.
 
-    `start` is the position of the first of `tokens`.
+    `start` is the position of the first of `tokens`. If `bounded`, a token that one program does not show counts as at
+    most as likely as the tokens that it shows.
     """
     for position, (first, second, token) in enumerate(zip(here, there, tokens, strict=False), start):
         if first and second and (found := _difference(first, second, token, position, bounded)) is not None:
@@ -315,6 +316,10 @@ def _by_text(reading: Reading, text_of: Callable[[int], str]) -> Reading:
     """Return a reading with the texts of its tokens in place of ids; `text_of` returns the text of an id."""
 
     def named(distribution: Distribution | None) -> Distribution | None:
+        """Return a distribution over ids as one over their texts; the likeliest token of a text counts.
+
+        None stays None.
+        """
         if distribution is None:
             return None
         texts: dict[Token, float] = {}

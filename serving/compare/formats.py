@@ -20,6 +20,7 @@ REPLACEMENT = "\ufffd"  # appears in the text of a token that is a part of a cha
 
 
 def _number(value: float) -> float:
+    """Return a log-probability. ValueError if it is NaN or clearly above 0."""
     if math.isnan(value) or value > 1e-3:
         raise ValueError("a log-probability must be at most 0")
     return value
@@ -62,6 +63,7 @@ class Logprobs(BaseModel):
 
     @model_validator(mode="after")
     def _same_length(self) -> "Logprobs":
+        """Check that tokens, log-probabilities and their alternatives are equally many, else raise ValueError."""
         lengths = {len(self.tokens), len(self.token_logprobs), len(self.top_logprobs or self.tokens)}
         if len(lengths) > 1:
             raise ValueError("there must be as many tokens as log-probabilities")
@@ -74,7 +76,7 @@ class Logprobs(BaseModel):
 
     @property
     def distributions(self) -> list[Distribution | None]:
-        """One distribution per token; None for the first token of a text, which has no log-probability."""
+        """One distribution (log-probability by token) per token; None for the first token of a text, which has none."""
         if self.content:
             return [token.distribution for token in self.content]
         tops = self.top_logprobs or [None] * len(self.tokens)
@@ -181,7 +183,7 @@ def joined(pairs: Iterable[tuple[Token, float | None]]) -> Distribution:
 
 
 def by_text(tokens: Sequence[Token]) -> bool:
-    """Whether a server gives texts instead of ids."""
+    """Whether any token is given by its text and not by its id."""
     return any(isinstance(token, str) for token in tokens)
 
 
@@ -191,4 +193,5 @@ def ambiguous(text: str) -> bool:
 
 
 def _named(pair: tuple[str, float]) -> tuple[Token, float]:
+    """Return a (token, log-probability) pair with the token's name read as an id where it is one."""
     return name_of(pair[0]), pair[1]

@@ -58,7 +58,7 @@ class LibraryReader(AbstractContextManager["LibraryReader"]):
         return found
 
     def stops(self, declared: frozenset[int]) -> StopTokens:  # noqa: ARG002 - the library knows its own
-        """Return the stop tokens that the library knows."""
+        """Return the stop tokens that the library itself knows; `declared`, the other program's, are not used."""
         return self._stops
 
     def read(self, prompt: ReadingTask) -> Reading:
@@ -76,6 +76,12 @@ class LibraryReader(AbstractContextManager["LibraryReader"]):
         )
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a JSON message to the process that reads the model, and return its reply.
+
+        Raises:
+            SharpError: the process crashed, took too long or failed.
+            InputError: its library is not installed.
+        """
         try:
             reply = self._process.exchange(json.dumps(message).encode(), self._seconds)
         except TimeoutError as error:
@@ -96,4 +102,5 @@ class LibraryReader(AbstractContextManager["LibraryReader"]):
 
 
 def _distribution(row: Sequence[tuple[int, float]]) -> Distribution:
+    """Return log-probabilities by token id, from pairs."""
     return {token: logprob for token, logprob in row}  # noqa: C416 - JSON has lists for pairs

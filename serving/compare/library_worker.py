@@ -77,6 +77,7 @@ class GgufModel:
         library.llama_memory_clear(library.llama_get_memory(self._model.ctx), True)
 
         def append(tokens: Sequence[int]) -> Iterable[Logits]:
+            """Append tokens to the sequence, and yield the logits after each of them."""
             nonlocal length
             for begin in range(0, len(tokens), ROWS):
                 part = tokens[begin : begin + ROWS]
@@ -93,6 +94,7 @@ class GgufModel:
         return append
 
     def _load(self, path: str, context: int) -> Any:
+        """Load the GGUF file at `path` by llama.cpp on the CPU, with room for `context` tokens."""
         try:
             return self._library.Llama(
                 path,
@@ -129,9 +131,11 @@ class GgufModel:
         )
 
     def _ends(self, token: int) -> bool:
+        """Whether the token id ends a generation."""
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def _keep(self, level: int, text: bytes, _data: Any) -> None:
+        """Keep the first ten error messages of llama.cpp; the function is its log callback."""
         if level == 4 and len(self._messages) < 10:  # GGML_LOG_LEVEL_ERROR
             self._messages.append(text.decode(errors="replace").strip())
 
@@ -179,6 +183,7 @@ class HuggingFaceModel:
         cache: Any = None
 
         def append(tokens: Sequence[int]) -> Iterable[Logits]:
+            """Append tokens to the sequence, and return the logits after each of them."""
             nonlocal cache
             # without a cache, which not every class has, all tokens are read again
             read = list(tokens) if cache is not None else [*before, *tokens]

@@ -54,6 +54,7 @@ def as_object(found: Comparison) -> dict[str, Any]:
 
 
 def _text(text: TextComparison) -> dict[str, Any]:
+    """Return the JSON object of one text's comparison; sizes are in nats and None if nothing was compared."""
     mean, largest = (None, None) if not text.differences else (_mean(text.differences), max(text.differences))
     return {
         "name": text.name,
@@ -73,12 +74,14 @@ def _text(text: TextComparison) -> dict[str, Any]:
 
 
 def _tokens(text: TextComparison) -> str:
+    """Return the table cell about tokens: "all" are equal, the first position that differs, or "-" (not compared)."""
     if not text.tokens_compared:
         return "-"
     return "all" if text.tokens is None else f"{text.tokens.position:,}"
 
 
 def _numbers(text: TextComparison) -> tuple[str, str, str, str]:
+    """Return four table cells in nats: count of log-probabilities, mean and largest difference, mean KL divergence."""
     if not text.differences:
         return ("-",) * 4
     sizes = (_mean(text.differences), max(text.differences), _mean(text.divergences))
@@ -86,8 +89,10 @@ def _numbers(text: TextComparison) -> tuple[str, str, str, str]:
 
 
 def _generated(text: TextComparison) -> str:
+    """Return the table cell about the greedy continuation: its number of tokens, and "tie" or "other" at its end."""
     return f"{text.generated}{', tie' if text.ties else '' if text.continuation is None else ', other'}"
 
 
 def _mean(values: tuple[float, ...]) -> float:
+    """Return the mean of values, of which there is at least one."""
     return sum(values) / len(values)

@@ -117,6 +117,11 @@ class ServerReader:
         raise InputError(f"{self._connection.url} gives neither log-probabilities nor completions: {refusals[0]}")
 
     def _served_model(self) -> str:
+        """Return the name of the server's first model; "" if it does not list models.
+
+        Raises:
+            InputError: the server requires a token.
+        """
         try:
             found = self._connection.request("/v1/models")
         except RefusedError as error:
@@ -127,13 +132,14 @@ class ServerReader:
         return models[0].id if models else ""
 
     def _post(self, kind: type[Any], path: str, body: Mapping[str, Any]) -> Any:
+        """Send JSON to `path` and return the response as the model class `kind`."""
         return parsed(kind, self._connection.request(path, body), self._connection.url + path)
 
     def _native(self, kind: type[Any], path: str, body: Mapping[str, Any]) -> Any:
-        """Post to an API of one particular program. A response in another form comes from another program.
+        """Send JSON to an API of one particular program, and return the response as the model class `kind`.
 
         Raises:
-            _NoLogprobsError: the response is not the program's.
+            _NoLogprobsError: the response has another form, so another program sent it.
         """
         try:
             return self._post(kind, path, body)
@@ -141,15 +147,18 @@ class ServerReader:
             raise _NoLogprobsError(str(error)) from error
 
     def _vllm_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text from vLLM's /tokenize."""
         found: TokenList = self._post(TokenList, "/tokenize", {"model": self._model, "prompt": text})
         return found.tokens
 
     def _llama_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text, with special tokens, from llama.cpp's /tokenize."""
         body = {"content": text, "add_special": True, "parse_special": True}
         found: TokenList = self._post(TokenList, "/tokenize", body)
         return found.tokens
 
     def _text_generation_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text from Text Generation Inference's /tokenize."""
         found = self._post(TextTokens, "/tokenize", {"inputs": text})
         return [token.id for token in found]
 
@@ -163,6 +172,7 @@ class ServerReader:
         return found.tokens
 
     def _echoed_tokens(self, text: str) -> list[int] | None:
+        """Return the token ids of a text from an echoing completion; None if the server shows texts instead of ids."""
         choice = self._complete(text, 1, echo=True, logprobs=1).choices[0]
         if choice.prompt_token_ids is not None:
             return choice.prompt_token_ids
@@ -170,6 +180,7 @@ class ServerReader:
         return None if by_text(names) else [int(name) for name in names]
 
     def _complete(self, prompt: str | Sequence[int], new_tokens: int, **fields: Any) -> Completions:
+        """Request a greedy completion of `new_tokens` tokens; `fields` are further fields of the body."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": new_tokens, **GREEDY, **AS_IDS, **fields}
         found: Completions = self._post(Completions, COMPLETIONS, body)
         return found
@@ -256,6 +267,7 @@ class ServerReader:
         """Read a prompt position by position by `n_probs` of llama-server, which has no echo."""
 
         def complete(token_ids: Sequence[int], new_tokens: int, top: int) -> tuple[list[Token], list[Distribution]]:
+            """Return greedy tokens after these ids, with the `top` likeliest of each, by llama.cpp's own API."""
             body = {
                 "prompt": list(token_ids),
                 "n_predict": new_tokens,
@@ -281,6 +293,7 @@ class ServerReader:
         """
 
         def complete(token_ids: Sequence[int], new_tokens: int, _top: int) -> tuple[list[Token], list[Distribution]]:
+            """Return greedy tokens after these ids, with log-probabilities, by the completions API."""
             return self._completed(ReadingTask(prompt.text, tuple(token_ids), 0), new_tokens)
 
         if not self._takes_ids:
@@ -297,6 +310,11 @@ class ServerReader:
         return Reading(None, tokens, generated, by_text(tokens), read, ("log-probabilities of the prompt",))
 
     def _completed(self, prompt: ReadingTask, new_tokens: int) -> tuple[list[Token], list[Distribution]]:
+        """Return generated tokens, and log-probabilities per token, of a greedy completion.
+
+        Raises:
+            _NoLogprobsError: the server gives none.
+        """
         choice = self._tries(prompt, new_tokens).choices[0]
         if choice.logprobs is None or not choice.logprobs.names:
             raise _NoLogprobsError(f"{self._connection.url} gives no log-probabilities")
@@ -340,4 +358,4 @@ def _by_steps(
 
 
 def _no_tokens(_text: str) -> None:
-    """Return None, for a server that shows no tokens."""
+    """Return None instead of the text's tokens, for a server that has no such API."""

@@ -50,6 +50,7 @@ def not_compared(found: Comparison) -> list[str]:
 
 
 def _tokenizer(found: Comparison) -> str:
+    """Return the sentence about the first token that differs; "" if all tokens are equal."""
     wrong = [(text, text.tokens) for text in found.texts if text.tokens is not None]
     if not wrong:
         return ""
@@ -59,6 +60,7 @@ def _tokenizer(found: Comparison) -> str:
 
 
 def _stops(found: Comparison) -> str:
+    """Return the sentence about stop tokens that only one side has; "" if they agree or are unknown."""
     if found.stops is None or not (found.missing or found.extra):
         return ""
     declared, other = found.stops
@@ -72,6 +74,7 @@ def _stops(found: Comparison) -> str:
 
 
 def _logprobs(found: Comparison) -> str:
+    """Return the sentence about log-probabilities beyond the tolerance and the likely cause; "" if there are none."""
     if not found.wide or found.mean is None:
         return ""
     limits = f"limits: {found.tolerance.largest:.2g}, mean {found.tolerance.mean:.2g}"
@@ -92,6 +95,7 @@ def _logprobs(found: Comparison) -> str:
 
 
 def _continuation(found: Comparison) -> str:
+    """Return the sentence about the first greedy continuation that differs; "" if all agree."""
     wrong = [(text, text.continuation) for text in found.texts if text.continuation is not None]
     if not wrong:
         return ""
@@ -101,18 +105,22 @@ def _continuation(found: Comparison) -> str:
 
 
 def _pair(first: TokenDifference) -> str:
+    """Return the words for two tokens, "X here, Y there"."""
     return f"{_token(first.here)} here, {_token(first.there)} there"
 
 
 def _token(token: Token | None) -> str:
+    """Return a token as words: quoted text, an id, or "the end" for None."""
     return "the end" if token is None else repr(token) if isinstance(token, str) else str(token)
 
 
 def _ids(tokens: "list[int] | tuple[int, ...]") -> str:
+    """Return token ids separated by commas, or "none"."""
     return ", ".join(map(str, tokens)) or "none"
 
 
 def _names(texts: list[TextComparison]) -> str:
+    """Return the quoted names of at most three texts, and how many more there are."""
     names = [repr(text.name) for text in texts]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -36,9 +36,11 @@ class EncoderEngine(RowEngine[EncodeRequest]):
         self._pooling = pooling
 
     def _choose(self, waiting: Sequence[WaitingText]) -> list[WaitingText]:
+        """Return the waiting texts for the next batch, within the limits of tokens and sequences."""
         return choose(waiting, self.batch_tokens, self._config.max_sequences)
 
     def _compute(self, batch: list[WaitingText], *, collect_stats: bool) -> ComputedBatch:
+        """Run one batch; return pooled values per text, the number of padding tokens, and attention statistics."""
         inputs = pack(batch)
         output = self._backend.run(inputs, collect_stats=collect_stats)
         lengths = [text.tokens for text in batch]

@@ -118,7 +118,10 @@ class EncoderFolder:
         check_token_ids(field, token_ids, self.manifest)
 
     def _kept(self, truncate: int | None) -> int | None:
-        """Return the number of tokens to which longer inputs are cut, or None if they are refused."""
+        """Return the number of tokens to which longer inputs are cut, or None if they are refused.
+
+        `truncate` is the number in the request: None refuses, and -1 cuts to the longest input of the model.
+        """
         if truncate is None or 1 <= truncate <= self.longest:
             return truncate
         if truncate != -1:
@@ -144,6 +147,11 @@ class EncoderFolder:
                 group, characters = [], 0
 
     def _tokenized(self, texts: list[Text], request: EncodeRequest, kept: int | None) -> list[TextTokens]:
+        """Tokenize texts or pairs of texts, each cut to `kept` tokens (None: not cut), from the left if requested.
+
+        Raises:
+            FieldError: the model has no tokenizer.
+        """
         if self.tokenizer is None:
             raise FieldError("prompt", f"prompt is text, and {self.manifest.name} has no tokenizer; send token ids")
         found = self.tokenizer.encode_texts(

@@ -87,11 +87,13 @@ class AttentionProcess:
         return self._process, self._settings.encode() + b"\n"
 
     def _end(self) -> None:
+        """End the worker process, if it runs."""
         if self._process is not None:
             self._process.close()
         self._process = None
 
     def _end_idle(self) -> None:
+        """End the process after the idle time, unless another row was computed since the timer started."""
         with self._lock:
             if threading.current_thread() is self._idle:  # otherwise another row came meanwhile
                 self._end()
@@ -126,6 +128,7 @@ def why_not(manifest: Manifest, device: str, *, kernels: bool) -> str | None:
 
 
 def _killed() -> UnavailableError:
+    """Return the error for a process that was killed, with the time after which to try again."""
     text = (
         f"the process that computes attention was ended, perhaps for want of memory; try again in {RETRY_SECONDS:g} s"
     )

@@ -54,6 +54,14 @@ def main() -> None:
 
 
 def _open(folder: str, manifest: str, threads: int, copy: bool, verify: bool) -> AttentionReader:
+    """Open the model of a folder for reading attention, within limits of memory.
+
+    `manifest` is the server's manifest as JSON, which the folder must still have. `copy` and `verify` are those of
+    `AttentionReader`. `threads` is the number of ONNX Runtime's threads.
+
+    Raises:
+        SharpError: the folder has changed.
+    """
     path = Path(folder)
     if (path / MANIFEST_FILE).read_text(encoding="utf-8") != manifest:
         raise SharpError("the model's folder has changed since the server loaded it; start the server again")
@@ -67,6 +75,7 @@ def _open(folder: str, manifest: str, threads: int, copy: bool, verify: bool) ->
 
 
 def _reply(reader: AttentionReader, requested: dict[str, Any]) -> dict[str, Any]:
+    """Return the requested row of attention as JSON values, or an `error` if its weights are NaN or infinite."""
     row = reader.row(**requested)
     numbers = {**asdict(row), "weights": row.weights.tolist()}
     finite = all(map(math.isfinite, (*numbers["weights"], row.entropy, row.sink_mass)))

@@ -52,13 +52,17 @@ class BlockManager:
         return max(0, -(-tokens // self.block_size) - len(self.table(number)))
 
     def grow(self, number: int, tokens: int) -> None:
-        """Give a sequence the blocks for `tokens` tokens. There must be enough free blocks (`missing` <= `free`)."""
+        """Give a sequence the blocks for `tokens` tokens. There must be enough free blocks (`missing` <= `free`).
+
+        `number` is the sequence's number.
+        """
         missing = self.missing(number, tokens)
         if missing:
             added = [self._hand_out() for _ in range(missing)]
             self._tables[number] = np.append(self.table(number), np.array(added, np.int32))
 
     def _hand_out(self) -> int:
+        """Take the free block that was freed first, remove its hash, and return it with one reference."""
         block, _ = self._free.popitem(last=False)
         self._unregister(block)
         self._references[block] = 1
@@ -79,14 +83,20 @@ class BlockManager:
         return self.free - sum(self._references[block] == 0 for block in blocks)
 
     def share(self, number: int, blocks: Rows[int]) -> None:
-        """Start the table of a sequence, which must hold no blocks yet, with the blocks that `cached` found."""
+        """Start the table of a sequence, which must hold no blocks yet, with the blocks that `cached` found.
+
+        `number` is the sequence's number.
+        """
         for block in blocks:
             self._references[block] += 1
             self._free.pop(block, None)
         self._tables[number] = np.array(blocks, np.int32)
 
     def register(self, number: int, start: int, hashes: Rows[bytes]) -> None:
-        """Add full, computed blocks of a sequence, from index `start` on, to the prefix cache under `hashes`."""
+        """Add full, computed blocks of a sequence, from index `start` on, to the prefix cache under `hashes`.
+
+        `number` is the sequence's number.
+        """
         for block, block_hash in zip(self.table(number)[start : start + len(hashes)].tolist(), hashes, strict=True):
             # Two sequences may compute the same tokens at the same time; the cache keeps the first of the two blocks.
             if block_hash not in self._block_of:
@@ -99,6 +109,7 @@ class BlockManager:
             self._unregister(block)
 
     def _unregister(self, block: int) -> None:
+        """Remove the block from the prefix cache, if it is there."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]

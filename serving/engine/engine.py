@@ -105,6 +105,12 @@ class Engine:
         return accepted
 
     def _add(self, request: GenerateRequest) -> Accepted:
+        """Queue a request, which may push out less urgent ones if the queue is full; return its acceptance.
+
+        Raises:
+            AlreadyExistsError: its id is in use.
+            QueueFullError: the queue has no room.
+        """
         if request.request_id in self._requests:
             raise AlreadyExistsError(f"request_id {request.request_id!r} belongs to a request that is still running")
         client = request.client if self._config.fair_shares else ""
@@ -229,6 +235,7 @@ class Engine:
             logger.debug("a step could not be planned ahead", exc_info=True)
 
     def _plan(self) -> StepPlan:
+        """Plan the next step, and count preemptions and admissions."""
         plan, now = self.scheduler.schedule(), time.perf_counter()
         self._requests.tally.preemptions += len(plan.preempted)
         for sequence in plan.admitted:
@@ -236,6 +243,7 @@ class Engine:
         return plan
 
     def _pack(self, plan: StepPlan) -> Step:
+        """Return the step of a plan. Attention statistics are collected every `attention_interval` steps."""
         interval, number = self._config.attention_interval, self._steps + len(self._runner.steps)
         collected = interval > 0 and number % interval == 0
         return Step(plan.chunks, self.blocks, before=self._runner.current, collect_stats=collected)
@@ -259,6 +267,7 @@ class Engine:
         return events
 
     def _admit(self, sequence: Sequence, now: float) -> None:
+        """Record the start of a sequence at time `now` (perf_counter), once: queue time and prefix cache hits."""
         if sequence.times.started is not None:
             return
         sequence.times.started = now
@@ -269,6 +278,7 @@ class Engine:
             self._requests.tally.prefix_cache_hits += sequence.prompt.cached_tokens or 0
 
     def _attention_rows(self, step: Step, result: StepResult) -> AttentionRows | None:
+        """Return a step's attention statistics with the positions of its tokens; None if it collected none."""
         stats = result.stats
         return None if stats is None else AttentionRows(stats, step.batch.positions, self._windows)
 
@@ -278,6 +288,10 @@ class Engine:
             self._check_integrity()
 
     def _check_integrity(self) -> None:
+        """Check the engine's invariants: blocks, launched tokens, and nothing held when idle.
+
+        RuntimeError if violated.
+        """
         self.blocks.check_integrity()
         launched: Counter[Sequence] = Counter()
         for step in self._runner.steps:

@@ -71,6 +71,7 @@ def check_first_row(
 
 
 def _computed(compute: Callable[[], NDArray[np.float32]], manifest: Manifest) -> NDArray[np.float32]:
+    """Call `compute` and return its logits. InputError for any error of the runtime except a lost device."""
     try:
         return compute()
     except DeviceLostError:

@@ -74,6 +74,7 @@ class MaskTime:
         return not self.error
 
     def _refuse(self, each: float, limit: str) -> None:
+        """Set the error of a guide that takes `each` seconds per token; `limit` is the limit in words."""
         self.error = f"it takes {each * 1000:.2g} ms a token to follow; the limit is {limit}; simplify it"
 
     @contextmanager
@@ -154,6 +155,7 @@ class Guide:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _go_on(self, matcher: LLMatcher, token_id: int) -> None:
+        """Advance the matcher by a token, and count the time, unless the guide is over its limits."""
         if self._time.within_limits():  # beyond the limits no mask allows any token
             with self._time.spend():
                 matcher.consume_token(token_id)
@@ -230,10 +232,12 @@ class GuideCompiler:
         return guide
 
     def _release(self, size: int) -> None:
+        """Count `size` bytes of a collected guide as free."""
         # No lock is taken, because the garbage collector may call this in a thread that already holds the lock.
         self._live_bytes -= size
 
     def _shrink(self) -> None:
+        """Remove the oldest compiled guides until their number and bytes are within the limits; one stays."""
         total = sum(size for _, size in self._compiled.values())
         while len(self._compiled) > COMPILED_GUIDES or (total > COMPILED_BYTES and len(self._compiled) > 1):
             _, size = self._compiled.pop(next(iter(self._compiled)))
@@ -272,7 +276,10 @@ class GuideCompiler:
             return self._vocabulary, self._trial
 
     def _make(self, file: str, ends: list[int]) -> None:
-        """Create the vocabulary from the text of a `tokenizer.json`, or record why it cannot be created."""
+        """Create the vocabulary from the text of a `tokenizer.json`, or record why it cannot be created.
+
+        `ends` are the ids of the tokens that end a completion.
+        """
         size = self._manifest.vocab_size
         try:
             vocabulary = make_vocabulary(file, size, ends)

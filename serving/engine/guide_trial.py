@@ -64,6 +64,7 @@ class GuideTrial:
             self._waiting.release()
 
     def _run(self, kind: str, text: str) -> Outcome:
+        """Compile a guide of a kind ("json", "regex", ...) in the worker process and return the outcome."""
         limits = {"seconds": SECONDS, "wall_seconds": WALL_SECONDS, "memory": MEMORY_BYTES}
         message = json.dumps({"kind": kind, "text": text, **limits}).encode()
         # The trial is repeated once if the worker was killed: it forks for each grammar, so its death is not the
@@ -87,6 +88,11 @@ class GuideTrial:
         raise UnavailableError(f"{text}; try again in {RETRY_SECONDS:g} s", RETRY_SECONDS)
 
     def _running(self) -> WorkerProcess:
+        """Return the worker process, started with the vocabulary if it does not run.
+
+        Raises:
+            EngineError: the process does not start.
+        """
         if self._process is not None and self._process.runs:
             return self._process
         if self._process is not None:

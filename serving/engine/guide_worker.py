@@ -89,12 +89,16 @@ def main() -> None:
 
 
 def _reply(message: dict[str, Any]) -> None:
+    """Write a JSON message as one line to stdout."""
     sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
 def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn:
-    """Compile a grammar in this fork, report the outcome through the pipe `write`, and exit."""
+    """Compile a grammar in this fork, write the outcome as JSON to the pipe `write`, and exit.
+
+    `given` has kind, text and limits.
+    """
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         # A fork that kept stdout open would hide the end of its worker, if the worker is killed first, from the server.
@@ -124,6 +128,7 @@ def _try(vocabulary: LLTokenizer, given: dict[str, Any], write: int) -> NoReturn
 
 
 def _resident() -> int:
+    """Return the resident memory of this process in bytes."""
     return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 

@@ -190,6 +190,7 @@ def _bad_word_ids(words: Sequence[str], manifest: Manifest, tokenizer: Tokenizer
 
 
 def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+    """Check that token ids exist, and that a model without a tokenizer gets no texts; else raise FieldError."""
     if tokenizer is None and params.stop:
         raise FieldError("stop", f"stop strings need text, and {manifest.name} has no tokenizer; use stop_token_ids")
     if tokenizer is None and params.bad_words:
@@ -201,6 +202,7 @@ def _check_params(params: SamplingParams, manifest: Manifest, tokenizer: Tokeniz
 
 
 def _check_priority(priority: int) -> None:
+    """Check that the priority is a whole number within the limits, else raise FieldError."""
     if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         limits = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise FieldError("priority", f"priority is {priority!r}; it must be a whole number {limits}")

@@ -26,7 +26,11 @@ class QueueLimit:
         self._admissions.append((now, tokens))
 
     def check(self, sequences: int, tokens: int, waiting_sequences: int, waiting_tokens: int) -> None:
-        """Raise QueueFullError if a new request would exceed a limit. Any request may enter an empty queue."""
+        """Raise QueueFullError if the queue has no room for a request; any request may enter an empty queue.
+
+        The request has `sequences` sequences and `tokens` prompt tokens in all. The other arguments count those that
+        wait.
+        """
         if not waiting_sequences:
             return
         sequences, tokens = waiting_sequences + sequences, waiting_tokens + tokens

@@ -236,6 +236,7 @@ class RowEngine(ABC, Generic[R]):
                 self._tally.queue.append(Timed(now - running.arrived, running.request.request_id))
 
     def _count(self, batch: list[WaitingRow[R]], computed: ComputedBatch, seconds: float) -> None:
+        """Add a computed batch to the tally: tokens, padding, time and attention statistics."""
         self._tally.prompt_tokens += sum(row.tokens for row in batch)
         self._tally.padding_tokens += computed.padding
         self._tally.batch_texts.append(len(batch))
@@ -272,6 +273,7 @@ class RowEngine(ABC, Generic[R]):
         return events
 
     def _fail(self, requests: list[RunningRequest[R]], error: SharpError) -> list[Event]:
+        """End the requests of these rows with an error, and return one event for each request."""
         events: list[Event] = []
         for request_id in dict.fromkeys(running.request.request_id for running in requests):
             running = self._forget(request_id)
@@ -281,6 +283,7 @@ class RowEngine(ABC, Generic[R]):
         return events
 
     def _forget(self, request_id: str) -> RunningRequest[R] | None:
+        """Remove a request with its waiting rows and return it; None if it is not running."""
         running = self._requests.pop(request_id, None)
         if running is not None:
             self._waiting_tokens -= sum(row.tokens for row in running.waiting)
@@ -289,6 +292,7 @@ class RowEngine(ABC, Generic[R]):
         return running
 
     def _finished(self, running: RunningRequest[R], reason: FinishReason) -> Finished:
+        """Count the end of a request and return its event, with the times since its arrival in seconds."""
         total = time.perf_counter() - running.arrived
         queue = None if running.started is None else running.started - running.arrived
         request = running.request

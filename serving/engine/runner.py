@@ -71,6 +71,7 @@ class StepRunner:
         done: Future[None] = Future()
 
         def call() -> None:
+            """Run the function and set its result or error."""
             try:
                 function()
             except BaseException as error:
@@ -152,15 +153,18 @@ class StepRunner:
             self.lock.acquire()
 
     def _wake(self) -> None:
+        """Wake the thread that waits for steps."""
         if self._signals.empty():  # one signal is enough, because the woken thread checks everything
             self._signals.put(None)
 
     def _start(self, step: Step) -> None:
+        """Mark the step as started, and compute it in the thread if there is one."""
         step.started = True
         if self._threaded:
             self._put(partial(self._compute, step))
 
     def _put(self, call: Callable[[], None]) -> None:
+        """Queue a call for the thread of steps, which is started with the first call."""
         if self._thread is None:
             self._thread = threading.Thread(target=_work, args=(self._calls,), name="steps", daemon=True)
             self._thread.start()
@@ -203,6 +207,7 @@ def asynchronous(config: EngineConfig, backend: DecoderBackend) -> bool:
 
 
 def _work(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
+    """Run the calls of a queue until None; the function of the thread of steps."""
     while (call := calls.get()) is not None:
         call()
         del call  # the local variable would keep the engine alive

@@ -80,7 +80,7 @@ class RunningRequests:
         self._scheduler.add(sequences[0])
 
     def cancel(self, request_id: str) -> list[Event]:
-        """End a request whose client is gone. The list is empty if there is no such request."""
+        """End a request whose client is gone, and return its last events; an empty list if there is no such request."""
         group = self._groups.get(request_id)
         return self._end_early(list(group.unfinished.values()), FinishReason.CANCELLED) if group else []
 
@@ -89,14 +89,14 @@ class RunningRequests:
         return self._fail(request_id, error)
 
     def end_overdue(self, now: float) -> list[Event]:
-        """End the sequences whose time limit has passed at `now` (`time.perf_counter`), running or waiting."""
+        """End the sequences whose time limit has passed at `now`, running or waiting; return their last events."""
         overdue = [
             sequence for sequence in self.sequences if sequence.deadline is not None and sequence.deadline <= now
         ]
         return self._end_early(overdue, FinishReason.TIME_LIMIT)
 
     def fail_all(self, sequences: Iterable[Sequence], error: Exception) -> list[Event]:
-        """Fail the requests of `sequences`, whose step failed with `error`."""
+        """Fail the requests of `sequences`, whose step failed with `error`; return an event for each request."""
         self.failed_steps += 1
         failed = dict.fromkeys(sequence.request_id for sequence in sequences if not sequence.ended)
         logger.error("a step of %d requests failed", len(failed), exc_info=error)
@@ -104,7 +104,10 @@ class RunningRequests:
         return [self._fail(request_id, failure) for request_id in failed]
 
     def commit(self, step: Step, result: StepResult, rows: AttentionRows | None) -> list[Event]:
-        """Commit the result of a step to its sequences, except those that have ended meanwhile."""
+        """Add the result of a step to its sequences, except ended ones, and return the events for their clients.
+
+        `rows` are the step's attention statistics; None if none were collected.
+        """
         observed = np.zeros(len(step.batch.positions), bool)
         events: list[Event] = []
         now, start = time.perf_counter(), 0
@@ -132,7 +135,12 @@ class RunningRequests:
         rows: AttentionRows | None,
         observed: NDArray[np.bool_],
     ) -> list[Event]:
-        """Commit the result of a chunk, whose packed tokens begin at `start`; mark its new tokens in `observed`."""
+        """Add the result of chunk number `row` to its sequence, and return the events for the client.
+
+        The chunk's tokens begin at index `start` of the step's; those computed for the first time are marked in
+        `observed`. `rows` are the step's attention statistics, None if none were collected. `now` is of
+        `time.perf_counter`.
+        """
         sequence, tokens = chunk.sequence, result.tokens.get(row, [])
         if NO_TOKEN in tokens:
             return [self._fail(sequence.request_id, self._why_no_token(sequence))]
@@ -189,7 +197,7 @@ class RunningRequests:
         return Delta(sequence.request_id, "".join(texts), added, sequence.index, of_added), ending
 
     def _count(self, sequence: Sequence, chunk: Chunk, delta: Delta, now: float) -> None:
-        """Record new tokens and their times for the metrics."""
+        """Record for the metrics the tokens that a chunk added to the sequence, `delta`, and their time `now`."""
         added = len(delta.token_ids)
         self.tally.generated_tokens += added
         self.tally.draft_tokens += len(chunk.draft)
@@ -204,6 +212,10 @@ class RunningRequests:
         times.last_token = now
 
     def _why_no_token(self, sequence: Sequence) -> SharpError:
+        """Return the error of a sequence for which no token could be sampled.
+
+        The reason is its guide, its masks, or logits that are NaN or infinite; then its blocks leave the prefix cache.
+        """
         guide = sequence.sampling.guide
         if guide and guide.error:
             return InputError(f"the completion cannot follow guided: {guide.error}")
@@ -214,7 +226,10 @@ class RunningRequests:
         return EngineError("the model gave logits that are not finite for this request")
 
     def _prompt_computed(self, sequence: Sequence) -> list[Event]:
-        """Queue the held sequences of the request, now that its prompt is in the cache, and report the prompt."""
+        """Queue the other sequences of a request, now that its prompt is cached, and report the prompt.
+
+        Return an event about the prompt for the request's first sequence, and an empty list for the others.
+        """
         sequence.prompt.computed = True
         if sequence.index:
             return []
@@ -229,6 +244,7 @@ class RunningRequests:
         return [PromptComputed(sequence.request_id, prompt.cached_tokens or 0, tuple(prompt.chunks), logprobs)]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, matched: str | int | None = None) -> Event:
+        """End a sequence and return its event. `matched` is the stop string or stop token that ended it."""
         now = time.perf_counter()
         sequence.ended = True
         unfinished = self._groups[sequence.request_id].unfinished
@@ -241,7 +257,7 @@ class RunningRequests:
         return sequence.finished(reason, matched, now, last=not unfinished)
 
     def _fail(self, request_id: str, error: SharpError) -> Event:
-        """End a request, and all its sequences, with an error."""
+        """End a request and all its sequences with an error, and return the event that tells its client."""
         sequences = list(self._groups.pop(request_id).unfinished.values())
         for sequence in sequences:
             sequence.ended = True
@@ -253,6 +269,7 @@ class RunningRequests:
         """End unfinished sequences for `reason`; return events with the text that was held back, and Finished."""
 
         def end(sequence: Sequence) -> list[Event]:
+            """Return the last events of a sequence: its held text, and the end."""
             text, _ = sequence.stop.flush()
             rest: list[Event] = [Delta(sequence.request_id, text, (), sequence.index)] if text else []
             return [*rest, self._finish(sequence, reason)]

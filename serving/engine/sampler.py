@@ -202,7 +202,7 @@ def _biases(row: SamplingRow) -> _Part:
 
 
 def _penalties(row: SamplingRow) -> _Part:
-    """Return the tokens of the sequence with its penalties."""
+    """Return the sequence's tokens, how often each was generated, and its penalties; empty without penalties."""
     if not row.sequence.sampling.counts:
         return _NONE
     params = row.sequence.request.params

@@ -149,7 +149,7 @@ class Scheduler:
             admitted.append(sequence)
 
     def _make_room(self, preempted: list[Sequence]) -> None:
-        """Give every running sequence the blocks for its tokens, and preempt sequences where blocks run out."""
+        """Give running sequences the blocks for their next tokens; add those that must yield to `preempted`."""
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
@@ -177,6 +177,11 @@ class Scheduler:
         return sum(len(self._blocks.table(sequence.number)) for sequence in sequences)
 
     def _preempt(self, sequence: Sequence) -> Sequence:
+        """Release a running sequence's blocks, queue it again and return it.
+
+        Raises:
+            _TokensNeededError: a step with it is under way.
+        """
         if sequence.launched:
             raise _TokensNeededError
         self.running.remove(sequence)
@@ -217,12 +222,16 @@ class Scheduler:
             preempted.append(self._preempt(victim))
 
     def _room(self, victims: list[Sequence], missing: int, shared: list[int]) -> bool:
-        """Whether a sequence that needs `missing` blocks would fit after `victims` have given their blocks back."""
+        """Whether a sequence that lacks `missing` blocks fits after `victims` have given theirs back.
+
+        `shared` are blocks of the prefix cache that it would use, which do not count as free.
+        """
         running = len(self.running) - len(victims)
         free = self._blocks.free_without(shared) + self._held(victims)
         return running < self._max_sequences and missing + running <= free
 
     def _fits(self, sequence: Sequence, shared: list[int]) -> bool:
+        """Whether a waiting sequence can start, given the cached blocks `shared` of its prefix."""
         if len(self.running) >= self._max_sequences:
             return False
         missing = self._blocks.missing(sequence.number, len(sequence.token_ids)) - len(shared)
@@ -251,6 +260,7 @@ class Scheduler:
         return sorted((sequence for sequence in self.running if sequence.remaining > 1), key=_progress)
 
     def _short_budget(self) -> int:
+        """Return the prompt tokens of a step that short prompts may take first: half of the budget."""
         return self._prompt_budget() // 2
 
     def _prompt_budget(self) -> int:
@@ -266,7 +276,7 @@ class Scheduler:
         return self._prompt_budget() - sum(min(sequence.remaining, sequence.largest_chunk) for sequence in before)
 
     def _chunks(self) -> list[Chunk]:
-        """Divide the budget: one token for every decoding sequence, and the rest for prompts."""
+        """Return the chunks of the next step: one token per decoding sequence, and the remaining budget for prompts."""
         shares, with_logprobs = self._shares(), PROMPT_LOGPROBS_TOKENS
         drafts = 0 if shares else self._draft_tokens()
         chunks = []
@@ -290,7 +300,7 @@ class Scheduler:
         return min(self._speculative_tokens, self._max_batch_tokens - decoding) // max(decoding, 1)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Return a sequence's draft, shortened to what free blocks hold. No sequence is preempted for a draft."""
+        """Return a sequence's draft: at most `most` tokens, and what free blocks hold without a preemption."""
         if not most:
             return ()
         if sequence.expected:

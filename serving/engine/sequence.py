@@ -246,7 +246,7 @@ class Sequence:
         return draft[: guide.accepts(draft)] if guide else draft
 
     def start(self, shared_blocks: int, block_size: int) -> None:
-        """Begin to run with `shared_blocks` blocks of the prefix cache."""
+        """Begin to run: the first `shared_blocks` blocks of the prompt are taken as computed, from the prefix cache."""
         self.computed = self.began_at = shared_blocks * block_size
         self._registered = shared_blocks
         if self.prompt.cached_tokens is None:
@@ -291,7 +291,11 @@ class Sequence:
         return Completed(len(self.request.prompt_ids), self.generated, prefill, decode, self.request_id)
 
     def finished(self, reason: FinishReason, matched: str | int | None, now: float, *, last: bool) -> Finished:
-        """Return the event that ends this sequence."""
+        """Return the event that ends this sequence at time `now` (`time.perf_counter`).
+
+        `last` says that it is the last sequence of its request to end. `matched` is the stop string or stop token that
+        ended it, None for another reason.
+        """
         return Finished(
             self.request_id,
             reason,

@@ -23,7 +23,7 @@ class PromptLookup:
         self._count = len(token_ids)
 
     def append(self, token_id: int) -> None:
-        """Append a generated token."""
+        """Append a generated token to the text that draft tokens are looked up in."""
         if self._count == len(self._tokens):
             self._tokens = np.resize(self._tokens, 2 * self._count)
         self._tokens[self._count] = token_id

@@ -190,6 +190,7 @@ class Step:
         self.sampled_at = time.perf_counter()
 
     def _sample(self, threads: int) -> NDArray[np.int64]:
+        """Return the sampled token of each row [rows]; `threads` is for sampling on the CPU."""
         output = self._output
         assert output is not None
         _check(output, self.batch)
@@ -212,6 +213,10 @@ class Step:
         return self._result
 
     def _make_result(self, output: StepOutput, sampled: NDArray[np.int64]) -> StepResult:
+        """Return the result of the step: accepted tokens per chunk, log-probabilities and statistics.
+
+        `sampled` are the sampled tokens [rows].
+        """
         chunks, outputs, following = self.chunks, self._outputs, iter(sampled.tolist())
         tokens = {
             chunk: accepted_tokens(chunks[chunk], [*islice(following, count)]) for chunk, count in outputs.sampling
@@ -242,7 +247,7 @@ def _check(output: StepOutput, batch: StepInputs) -> None:
 
 
 def select_outputs(chunks: Rows[Chunk]) -> Outputs:
-    """Return the rows of logits that the sequences of `chunks` need."""
+    """Return which rows of logits the sequences of `chunks` need, for sampling and for prompt log-probabilities."""
     sampling: list[tuple[int, int]] = []
     prompt: list[tuple[int, int]] = []
     last: list[int] = []  # `last` and `following` hold positions in the packed tokens

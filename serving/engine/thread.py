@@ -158,12 +158,14 @@ class EngineThread:
         return self._engine.failed_steps
 
     def _put(self, command: _Submit | _Ping) -> None:
+        """Queue a command for the thread. If the thread has ended, reject all queued commands."""
         self._commands.put(command)
         self._engine.interrupt()  # a new request may then join the step that is being planned
         if self.ended.done():  # the thread no longer reads the queue
             self._reject_rest()
 
     def _run(self) -> None:
+        """Run steps and commands until the thread is told to end; the function of the thread."""
         try:
             while self._take_commands():
                 self._step_began = self._step_began or time.monotonic()
@@ -202,6 +204,7 @@ class EngineThread:
                 command.resolve()
 
     def _submit(self, command: _Submit) -> None:
+        """Add a request to the engine and deliver its acceptance, or its failure, to its sink."""
         request_id = command.request.request_id
         try:
             accepted = self._engine.add(command.request)
@@ -217,6 +220,7 @@ class EngineThread:
         self._deliver([accepted])
 
     def _abort(self, command: _Abort) -> None:
+        """End a request and deliver its last events. The command resolves to NotFoundError if it does not run."""
         sink = self._sinks.get(command.request_id)
         if sink is None or command.sink not in (None, sink):
             command.resolve(NotFoundError(f"request_id {command.request_id!r} is not running"))
@@ -225,6 +229,7 @@ class EngineThread:
         command.resolve()
 
     def _deliver(self, events: list[Event]) -> None:
+        """Pass each event to the function that takes the request's events; forget the function after the last event."""
         for event in events:
             sink = self._sinks[event.request_id]
             if isinstance(event, Failed) or (isinstance(event, Finished) and event.last):
@@ -241,6 +246,7 @@ class EngineThread:
         self._engine.close()
 
     def _reject_rest(self) -> None:
+        """Fail all queued commands, because the engine has stopped."""
         error = EngineError("the engine has stopped")
         while True:
             try:

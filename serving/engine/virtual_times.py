@@ -25,7 +25,7 @@ class VirtualTimes:
         self._starts[client] = max(self._starts.get(client, self._time), self._time)
 
     def leave(self, client: str) -> None:
-        """Forget a client, whose last request has ended."""
+        """Forget a client whose last request has ended, so that its time no longer counts."""
         del self._starts[client]
 
     def charge(self, client: str, tokens: int) -> None:

@@ -135,6 +135,7 @@ class Pool:
             raise
 
     def _refusal(self) -> QueueFullError:
+        """Return the error for a full queue, with the seconds after which to try again."""
         message = f"{self._most_waiting} requests wait to be {self._name} already"
         return QueueFullError(f"{message}; try again in {RETRY_SECONDS:g} s", RETRY_SECONDS)
 
@@ -183,6 +184,7 @@ class Pool:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        """Run jobs and pass each result to its caller's event loop, until the pool ends; the threads' function."""
         while (taken := self._next()) is not None:
             loop, future, job = taken
             result, error = None, None
@@ -198,6 +200,7 @@ class Pool:
             del taken, future, job, result, error  # they may be large, and the next wait may be long
 
     def _done(self, future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+        """Set the job's result or error in its future; runs in the event loop."""
         self._taken -= 1
         if future.cancelled():
             return

@@ -50,6 +50,7 @@ def check_foreign(table: ForeignFields, fields: Mapping[str, Any]) -> list[str]:
 
 
 def _no_effect(*names: str, logged: bool = True) -> dict[str, ForeignField]:
+    """Return the fields of these names as accepted without effect; `logged` says whether their use is logged."""
     return {name: ForeignField(logged=logged) for name in names}
 
 

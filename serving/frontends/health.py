@@ -68,6 +68,13 @@ class Health:
         return True
 
     async def _check(self, starved_seconds: float) -> None:
+        """Send a probe through the engine, or wait for the one under way, for up to `WAIT_SECONDS`.
+
+        `starved_seconds` is the limit of waiting for a thread.
+
+        Raises:
+            StalledError: the probe is older than its limit.
+        """
         if self._probe is None or self._probe.done():
             self._began = time.monotonic()
             self._probe = asyncio.create_task(self._pass())
@@ -111,6 +118,7 @@ class Health:
         done: Future[None] = Future()
 
         def take(event: Event) -> None:
+            """Complete the probe when its request has finished or failed."""
             if done.done():
                 return
             if isinstance(event, Failed):

@@ -18,12 +18,14 @@ from sharp.serving.frontends.foreign_fields import ForeignField
 
 
 def _not_bool(value: Any) -> Any:
+    """Return the value. PydanticCustomError if it is true or false, which Python takes as numbers."""
     if isinstance(value, bool):  # a bool is an int in Python
         raise PydanticCustomError("bool_as_number", "Input should be a number, not true or false")
     return value
 
 
 def _not_null(value: Any) -> Any:
+    """Return the value; null takes the field's default."""
     if value is None:
         raise PydanticUseDefault
     return value
@@ -36,6 +38,7 @@ def one_of(accepted: str) -> WrapValidator:
     """
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Validate the value; a failure names all accepted forms."""
         try:
             return handler(value)
         except ValidationError as error:

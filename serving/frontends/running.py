@@ -124,6 +124,7 @@ def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
     kind = read_manifest(path, check_files=False).kind
 
     def named(manifest: Manifest) -> Manifest:
+        """Return the manifest with the name that the settings give the model, if they do."""
         return manifest.model_copy(update={"name": settings.api.names[0]}) if settings.api.names else manifest
 
     if kind in KINDS:
@@ -149,6 +150,7 @@ def load(path: Path, settings: Settings, config: EngineConfig) -> LoadedModel:
 
 
 def _info(loaded: LoadedModel, settings: Settings) -> ServerInfo:
+    """Return the facts about a running server that clients can query."""
     backend, engine = settings.backend, settings.engine
     return ServerInfo(
         version=sharp_version(),
@@ -200,6 +202,7 @@ async def run_model(path: Path, settings: Settings, metrics: Metrics) -> AsyncIt
     model_metrics = metrics.add_model(model.manifest, settings.metrics, model_version(path))
 
     def observe(report: EngineReport) -> None:
+        """Pass the engine's report to the metrics and the service."""
         model_metrics.observe(report)
         service.observe(report)
 

@@ -83,6 +83,10 @@ class EventStream(Generic[R]):
         self._loop.call_soon_threadsafe(self._put, event, time.perf_counter())
 
     def _put(self, event: Event, now: float) -> None:
+        """Queue an event of time `now` for the reader.
+
+        If the reader is too slow, stop the request and queue its failure.
+        """
         self._record.take(event, now)
         if self._overflowed:
             return
@@ -228,7 +232,10 @@ class GenerationService:
 
     @asynccontextmanager
     async def _submitted(self, origin: RequestOrigin, prepare: Callable[[], R]) -> AsyncIterator[EventStream[R]]:
-        """Give a request to the engine and yield its stream; log and trace the request when it ends."""
+        """Give a request to the engine and yield its stream; log and trace the request when it ends.
+
+        `prepare` makes the engine's request; it runs in a thread.
+        """
         record = RequestRecord(origin)
         span = None if self._tracing is None else self._tracing.start(origin, record.arrived)
         try:
@@ -250,6 +257,10 @@ class GenerationService:
     async def _run(
         self, record: RequestRecord, prepare: Callable[[], R], headers: Mapping[str, str]
     ) -> AsyncIterator[EventStream[R]]:
+        """Prepare a request and yield its stream of events; end the request when the context is left.
+
+        `prepare` runs in a thread. `headers` are those that the response should have.
+        """
         self.check_serving()
         self._open += 1
         self._idle.clear()

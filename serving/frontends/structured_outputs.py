@@ -110,7 +110,7 @@ class ResponseFormat(StrictMessage):
 
 
 def choice_grammar(choices: list[str]) -> str:
-    """Return a grammar that matches one of some texts.
+    """Return a grammar, in the Lark form of llguidance, that matches exactly one of the texts.
 
     Raises:
         FieldError: there is no text, or a text is empty.

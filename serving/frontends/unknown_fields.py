@@ -123,6 +123,7 @@ def first_error(error: ValidationError, *, unknown: bool = True) -> FieldError:
 
 
 def _too_many_errors(count: int) -> FieldError:
+    """Return the error for a body with `count` fields that cannot be used."""
     return FieldError("body", f"the body has {count} fields or entries that cannot be used")
 
 

@@ -77,6 +77,7 @@ def baseline(folder: Path, text: Path, output: Path, tokens: int, context: int, 
     ids = tokenize(start, model.manifest, model.tokenizer)[:tokens]
 
     def sequences() -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+        """Yield the entropies [layers, tokens, q_heads] of each step, and the range of context of its tokens."""
         for first in range(0, len(ids), length):
             params = SamplingParams(max_tokens=0)
             engine.add(model.prepare(GenerateRequest(ids[first : first + length], params)))

@@ -67,6 +67,7 @@ class LogWriter(logging.Handler):
         super().close()
 
     def _run(self) -> None:
+        """Write queued lines until the writer is closed; the function of its thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines or self._closed)
@@ -80,6 +81,7 @@ class LogWriter(logging.Handler):
                 self._changed.notify_all()
 
     def _write(self, line: str) -> None:
+        """Write one line to the descriptor, or to the stream if that has none."""
         if self._descriptor is None:
             self._stream.write(line)
             self._stream.flush()

@@ -60,7 +60,7 @@ class Refusals:
             counter.labels(model, *labels)
 
     def count(self, protocol: str, status: str, reason: str) -> None:
-        """Add 1 to the counter of refused requests with these labels."""
+        """Add 1 to the counter of refused requests of a protocol ("http", "grpc"), with this status and reason."""
         self._counter.labels(self._model, protocol, status, reason).inc()
 
 

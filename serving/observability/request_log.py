@@ -97,6 +97,7 @@ def log_prompt(record: RequestRecord, tokenizer: Tokenizer | None) -> None:
 
 
 def _fields(record: RequestRecord, model: str | None, trace_id: str | None) -> dict[str, Any]:
+    """Return the fields of a request's log line; a field is absent if its value is not known."""
     fields: dict[str, Any] = {"protocol": record.origin.protocol, "outcome": record.outcome}
     if record.origin.host:
         fields["client"] = record.origin.host
@@ -126,4 +127,5 @@ def _plain(value: Any) -> str:
 
 
 def _seconds(value: float | None) -> float | None:
+    """Return seconds rounded to microseconds; None stays None."""
     return None if value is None else round(value, 6)

@@ -58,7 +58,7 @@ class RequestRecord:
     error: str | None = None
 
     def take(self, event: Event, now: float) -> None:
-        """Record an event, which arrived at `now`."""
+        """Update the record by an event that arrived at `now` (`time.perf_counter`)."""
         if isinstance(event, PromptComputed):
             self.chunks, self.cached_tokens = event.chunks, event.cached_tokens
         elif isinstance(event, Delta):

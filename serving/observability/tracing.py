@@ -59,7 +59,7 @@ class Tracing:
         return found
 
     def part(self, parent: "Span", name: str, began: float, ended: float, attributes: Mapping[str, int]) -> None:
-        """Create a child span of `parent`, from `began` to `ended`."""
+        """Create a child span of `parent`; `began` and `ended` are seconds of `time.perf_counter`."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._tracer.start_span(
@@ -137,4 +137,5 @@ def otlp_tracing(endpoint: str, version: str) -> Tracing:
 
 
 def _nanoseconds(seconds: float) -> int:
+    """Return a time of perf_counter (seconds) as nanoseconds since 1970."""
     return EPOCH_NANOSECONDS + round(seconds * 1e9)

@@ -47,6 +47,7 @@ class Tls:
         context = _context(self.config)
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            """Let a new connection use the newest certificate."""
             connection.context = self._material.context
 
         context.sni_callback = choose  # called for every handshake, with or without a name
@@ -57,6 +58,7 @@ class Tls:
         served = self._material
 
         def fetch() -> Any | None:
+            """Return the newest certificate for gRPC; None if it did not change."""
             nonlocal served
             newest = self._material
             if newest is served:
@@ -85,6 +87,10 @@ class Tls:
 
 
 def _read(config: TlsConfig) -> _Material:
+    """Read and check certificate, key and CA.
+
+    InputError if they cannot be used; one that is not valid now is logged.
+    """
     context = _context(config)
     if problem := _validity_problem(config):
         logger.warning("TLS: the certificate %s %s; clients will refuse it", config.cert, problem)
@@ -97,6 +103,7 @@ def _read(config: TlsConfig) -> _Material:
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:
+    """Return Python's TLS context of the files. InputError if one is missing or cannot be used."""
     for file in config.files:
         if not file.is_file():
             raise InputError(f"the TLS file {file} does not exist; correct the path")
@@ -149,14 +156,17 @@ def _validity_problem(config: TlsConfig) -> str:
 
 
 def _no_password() -> str:
+    """Raise ValueError when OpenSSL asks for a key's password."""
     raise ValueError("the key is encrypted")  # otherwise OpenSSL asks the terminal
 
 
 def _reason(error: Exception) -> str:
+    """Return OpenSSL's reason for an error, or the error's text."""
     return str(getattr(error, "reason", None) or error)
 
 
 def _grpc_configuration(material: _Material) -> Any:
+    """Return certificate, key and CA as gRPC takes them."""
     return grpc.ssl_server_certificate_configuration(
         [(material.key, material.cert)], root_certificates=material.client_ca
     )

@@ -87,6 +87,7 @@ def tokens_of(config: ServerConfig) -> Tokens | None:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
+    """Return the tokens in a file, one per line without comments. InputError if it has none or cannot be read."""
     try:
         lines = read_regular_file(path, MOST_BYTES).decode().splitlines()
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -156,6 +156,7 @@ class GrpcServer:
         self._watch = asyncio.create_task(self._watch_health())
 
     async def _watch_health(self) -> None:
+        """Update the status of gRPC's health protocol every `HEALTH_SECONDS`."""
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
             await self._update_health()

@@ -47,7 +47,7 @@ def health(config: Path | None, timeout: float) -> None:
 
 
 def _ask(server: ServerConfig, timeout: float) -> str:
-    """Return status and text of the response, or why there is none."""
+    """Ask the server's health path; return status and text of the response, or why there is none in `timeout` s."""
     host = EVERY_ADDRESS.get(server.host, server.host)
     connection = (
         http.client.HTTPConnection(host, server.http_port, timeout=timeout)

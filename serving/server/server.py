@@ -121,6 +121,7 @@ def _signal(grace_seconds: float) -> asyncio.Event:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
+        """Begin the end of the server at the first signal; the process is ended if that takes too long."""
         if not event.is_set():
             event.set()
             _exit_after(grace_seconds + EXIT_SECONDS, EXIT_CODE)
@@ -132,13 +133,17 @@ def _signal(grace_seconds: float) -> asyncio.Event:
 
 
 def _exit_after(seconds: float, code: int) -> None:
+    """End the process with exit code `code` after `seconds`, whatever still runs."""
     timer = threading.Timer(seconds, _exit, (code,))
     timer.daemon = True
     timer.start()
 
 
 def _exit(code: int) -> None:
-    """End the process, because a step or a thread that does not return cannot be stopped in any other way."""
+    """End the process, because a step or a thread that does not return cannot be stopped in any other way.
+
+    `code` is the exit code.
+    """
     text = f"Error: something still ran {EXIT_SECONDS:g} s after the grace period; the process ends\n"
     poll = select.poll()
     poll.register(STDERR, select.POLLOUT)

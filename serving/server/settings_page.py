@@ -34,6 +34,7 @@ def settings_page() -> str:
 
 
 def _row(setting: ServerSetting) -> str:
+    """Return the setting's row of the Markdown table: names, values, default and help."""
     others = (name.partition("/")[0] for name in setting.metadata.aliases)
     names = "<br>".join(f"`{name}`" for name in (setting.name, setting.variable, setting.flag, *others))
     return f"| {names} | {_values(setting)} | {setting.default_text or 'none'} | {setting.metadata.help} |"

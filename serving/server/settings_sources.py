@@ -96,6 +96,7 @@ class ServerSetting:
 
 
 def _settings_of(component: type) -> Iterator[ServerSetting]:
+    """Yield the settings of a component's dataclass."""
     settings, hints = settings_of(component), get_type_hints(component, include_extras=True)
     for field in fields(component):
         if field.name in settings:
@@ -112,6 +113,7 @@ class _Checks(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _tls_is_complete(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Check that certificate and key are given together, else raise ValueError."""
         cert, key, client_ca = (values.get(name) for name in ("tls_cert", "tls_key", "tls_client_ca"))
         if (cert is None) != (key is None):
             raise ValueError("TLS needs both tls_cert and tls_key")
@@ -173,6 +175,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
 
 
 def _read_file(config: Path | None) -> dict[str, Any]:
+    """Return the content of a TOML file; empty for None. InputError if it is missing or no TOML."""
     if config is None:
         return {}
     if not config.is_file():
@@ -184,6 +187,7 @@ def _read_file(config: Path | None) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, str]:
+    """Return the settings in the environment by name; unknown variables with our prefix are logged."""
     names = {setting.variable: setting.name for setting in SERVER_SETTINGS}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in KNOWN_VARIABLES:
@@ -193,7 +197,10 @@ def _read_environment() -> dict[str, str]:
 
 
 def _configuration(values: BaseModel) -> Settings:
+    """Return checked values as the dataclasses of the components."""
+
     def component(kind: type) -> Any:
+        """Return the dataclass `kind` with its settings' values."""
         return kind(
             **{
                 setting.field.name: getattr(values, setting.name)

@@ -89,6 +89,10 @@ def _size_rows(started: Started) -> dict[str, str]:
 
 
 def _decoder_rows(started: Started, recommended: Mapping[str, float], batch: str) -> dict[str, str]:
+    """Return the lines about context, cache, batch and sampling that a decoder's server prints, by title.
+
+    `recommended` are the model's sampling parameters by name, and `batch` is the line of that title.
+    """
     manifest, info = started.model.manifest, started.info
     limit = started.model.context_limit
     model_limit = f" (the model takes {manifest.max_context})" if limit < manifest.max_context else ""
@@ -116,6 +120,7 @@ def shape_of(port: Port) -> str:
 
 
 def _security(server: ServerConfig) -> str:
+    """Return the words for TLS and authentication."""
     tls = (
         "plain text"
         if server.tls is None

@@ -22,11 +22,13 @@ class TensorEngine(RowEngine[TensorRequest]):
         super().__init__(backend, manifest, config, config.max_batch_tokens)
 
     def _choose(self, waiting: Sequence[Row]) -> list[Row]:
+        """Return the waiting rows of the first one's size, as many as fit into a batch."""
         tokens = waiting[0].tokens
         alike = [row for row in waiting if row.tokens == tokens]
         return alike[: max(1, min(self._config.max_sequences, self.batch_tokens // tokens))]
 
     def _compute(self, batch: list[Row], *, collect_stats: bool) -> ComputedBatch:
+        """Run one batch of rows and return their outputs and attention statistics; there is no padding."""
         first = batch[0].request.request.inputs
         inputs = {name: np.stack([row.request.request.inputs[name][row.index] for row in batch]) for name in first}
         output = self._backend.run(inputs, collect_stats=collect_stats)

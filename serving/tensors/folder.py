@@ -127,7 +127,7 @@ def count(dimensions: tuple[str | int, ...]) -> int:
 
 
 def length_of(inputs: tuple[Port, ...]) -> str:
-    """Return the name of the dimension that varies besides the batch."""
+    """Return the name of the dimension that varies besides the batch; there must be one."""
     return next(size for port in inputs for size in port.shape[1:] if isinstance(size, str))
 
 

@@ -102,11 +102,13 @@ class MessageParser:
         return MessageParts(thought, content, parts.calls + self._new_calls())
 
     def _parts(self, thought: str, content: str) -> MessageParts:
+        """Return thoughts and text as parts of a message, with the tool calls taken out of the text."""
         if self._tools is None:
             return MessageParts(thought, content)
         return MessageParts(thought, self._tools.push(content)[0], self._new_calls())
 
     def _new_calls(self) -> tuple[ToolCall, ...]:
+        """Return the tool calls that were completed since the last time."""
         calls = tuple((self._tools.calls if self._tools else [])[self.known :])
         self.known += len(calls)
         return calls

@@ -136,9 +136,11 @@ class ChatTemplate:
         return {name: value for name, value in variables.items() if name in self._variables}
 
     def _render(self, name: str, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+        """Render the template `name` with messages and further variables, in the template process."""
         return self._process.render(name, {"add_generation_prompt": True, **values, "messages": messages})
 
     def _sample(self, name: str, messages: Sequence[Mapping[str, Any]], with_tool: bool) -> str:
+        """Render a sample conversation, with a sample tool if requested and known to the template."""
         return self._render(name, messages, **({"tools": [SAMPLE_TOOL]} if with_tool and self._knows_tools else {}))
 
     def _check_dropped(self, name: str, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
@@ -174,6 +176,7 @@ class ChatTemplate:
                 logger.warning("the model's chat template %s", message)
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Check that these are variables of the template that a client may set, else raise FieldError."""
         unknown = sorted(set(variables) - self._variables)
         if not unknown:
             return
@@ -229,6 +232,7 @@ def usable_chat_template(
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, with its parts joined; "" if it has none."""
     content = message.get("content")
     return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
@@ -312,18 +316,21 @@ def _named(folder: Path, name: str) -> str | None:
 
 
 def _read(path: Path, most: int) -> str:
+    """Return the text of a file of at most `most` bytes. InputError if it is larger."""
     if path.stat().st_size > most:
         raise InputError(f"{path.name} has more than {most} bytes")
     return path.read_text(encoding="utf-8")
 
 
 def _text(value: object) -> str:
+    """Return the value. InputError if it is no text."""
     if not isinstance(value, str):
         raise InputError("it is no text")
     return value
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of special tokens in a tokenizer's config by name, as "bos_token"."""
     tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value

@@ -44,11 +44,13 @@ class Detokenizer:
         return text
 
     def _pending_text(self) -> str:
+        """Return the text that the pending tokens add after the shown ones."""
         alone = len(self._shown) == 1 and not self._special_tokens  # usually true; a cached text saves decoding
         before = self._tokenizer.decode_one(self._shown[0]) if alone else self._decode(self._shown)
         return self._decode(self._shown + self._pending)[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:
+        """Return the text of token ids, with special tokens if they are to be shown."""
         return self._tokenizer.decode(token_ids, special_tokens=self._special_tokens)
 
     def _give_up_on_bytes(self) -> str:

@@ -69,6 +69,7 @@ class MessageFormat:
         return self._with_calls({**message, **thoughts, "role": role, "content": content})
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the message with the arguments of its tool calls as objects, unless the template takes text."""
         if (calls := message.get("tool_calls")) and not self.text_arguments:
             return {**message, "tool_calls": [_with_object(call) for call in calls]}
         return message
@@ -97,6 +98,7 @@ def found_format(render: Render, source: str) -> MessageFormat:
     parts |= unknown if "user" in parts else set()
 
     def with_call(arguments: Any, content: Mapping[str, str | None]) -> str:
+        """Render a sample conversation whose last message has a tool call with these arguments."""
         call = {**SAMPLE_CALL, "function": {"name": "sample", "arguments": arguments}}
         message = {"role": "assistant", "tool_calls": [call], **content}
         return shown([SAMPLE_QUESTION, message], mark, tools=True)
@@ -134,6 +136,7 @@ def marked(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[int,
     marks: dict[int, list[str]] = {}
 
     def mark(number: int) -> str:
+        """Return a new mark for text `number`, to be found again in the rendered template."""
         marks.setdefault(number, []).append(MARK.format(f"{number}x{len(marks[number]) if number in marks else 0}x"))
         return marks[number][-1]
 

@@ -60,6 +60,7 @@ class ReasoningParser:
         return thought, content
 
     def _take_thought(self) -> str:
+        """Return the part of the held text that surely belongs to the thought; at its end mark go on with content."""
         if not self._thought:
             begun, start = self._held if self._marked else self._held.lstrip(), self._form.start
             if not self._marked and start.startswith(begun) and begun != start:

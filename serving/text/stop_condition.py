@@ -43,6 +43,10 @@ class StopCondition:
         return (text, matched) if matched is not None else (text + self._strings.flush(), None)
 
     def _push(self, token_id: int, *, may_stop: bool) -> tuple[str, str | None]:
+        """Return the text that a token adds, and the stop string that ended it or None.
+
+        With `may_stop` false, stop strings do not count.
+        """
         text = self._detokenizer.push(token_id) if self._detokenizer else ""
         return self._strings.push(text) if may_stop else (text, None)
 

@@ -65,6 +65,7 @@ class TemplateProcess:
         return text
 
     def _render(self, message: bytes) -> dict[str, Any]:
+        """Send a message to the process and return its reply; start the process again once if it was killed."""
         for _ in range(2):  # the rendering is repeated once if the process was killed from outside
             try:
                 if self._process is None or not self._process.runs:
@@ -77,6 +78,7 @@ class TemplateProcess:
         raise _killed()
 
     def _start(self) -> dict[str, list[str]]:
+        """Start the process with the templates, and return the variables that each template reads."""
         if self._process is not None:
             self._process.close()
         process = self._process = WorkerProcess(PROGRAM)
@@ -130,5 +132,6 @@ def _reply(process: WorkerProcess, message: bytes, seconds: float) -> dict[str, 
 
 
 def _killed() -> UnavailableError:
+    """Return the error for a process that was killed, with the time after which to try again."""
     text = f"the process that renders conversations was killed; try again in {RETRY_SECONDS:g} s"
     return UnavailableError(text, RETRY_SECONDS)

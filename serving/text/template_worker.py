@@ -57,6 +57,8 @@ class Templates:
     def render(self, name: str, values: dict[str, Any], most: int) -> str:
         """Return the text of a template, which may have at most `most` characters.
 
+        `name` is the template's name, and `values` are its variables.
+
         Raises:
             _TooLongError: the text is longer.
         """
@@ -126,10 +128,12 @@ def _to_json(
 
 
 def _refuse(message: str) -> NoReturn:
+    """Raise TemplateError; templates call it as raise_exception."""
     raise TemplateError(message)
 
 
 def _now(form: str) -> str:
+    """Return the local time in the format of strftime; templates call it as strftime_now."""
     return datetime.now().astimezone().strftime(form)
 
 

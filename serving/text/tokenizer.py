@@ -94,6 +94,11 @@ class Tokenizer:
         return [(encoding.ids, encoding.type_ids) for encoding in found]
 
     def _encode(self, tokenizer: FileTokenizer, texts: Sequence[Any], special_tokens: bool) -> list[Any]:
+        """Tokenize texts together, and return the library's encodings.
+
+        Raises:
+            FieldError: a text is not valid Unicode, or the tokenizer fails at it.
+        """
         try:
             with self._together:
                 found: list[Any] = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special_tokens)

@@ -70,6 +70,7 @@ class ToolCallParser:
         return "".join(shown), self.calls[known:]
 
     def _add(self, calls: list[ToolCall]) -> None:
+        """Keep new calls; of all calls only the first, if the format has but one."""
         self.calls += calls if self._several or not self.calls else []
         if not self._several:
             del self.calls[1:]
@@ -189,10 +190,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(text: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which JSON does not have."""
     raise ValueError(f"{text} is no number of JSON")
 
 
 def _finite(text: str) -> float:
+    """Return the number of a text. ValueError if it is too large for a float."""
     if not math.isfinite(number := float(text)):
         _refuse(text)
     return number

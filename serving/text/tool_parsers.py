@@ -96,6 +96,7 @@ class PythonicParser(WholeTextParser):
 
     @staticmethod
     def _call(node: ast.expr) -> ToolCall:
+        """Return a call in Python's syntax, whose arguments are named literals. ValueError for anything else."""
         if not isinstance(node, ast.Call) or node.args or not DOTTED_NAME.fullmatch(name := ast.unparse(node.func)):
             raise ValueError("no call of a name with named arguments")
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}

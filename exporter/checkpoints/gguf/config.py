@@ -115,6 +115,7 @@ def _partial_rotary(file: GgufFile, **options: bool) -> Settings:
 
 
 def _rms(file: GgufFile) -> Settings:
+    """Return the setting of RMSNorm's epsilon."""
     return {"rms_norm_eps": file.number("attention.layer_norm_rms_epsilon")}
 
 
@@ -165,21 +166,25 @@ def _llama(file: GgufFile) -> Settings:
 
 
 def _qwen(file: GgufFile) -> Settings:
+    """Return the settings of Qwen 2 and 3: RoPE, RMSNorm, no window."""
     return {**_rotary(file), **_rms(file), "use_sliding_window": False}
 
 
 def _experts(file: GgufFile) -> Settings:
+    """Return the settings of a mixture of experts: their number, how many a token uses, and their width."""
     used = file.integer("expert_used_count")
     wide = file.integer("expert_feed_forward_length", 0) or file.integer("feed_forward_length") // used
     return {"num_experts": file.integer("expert_count"), "num_experts_per_tok": used, "moe_intermediate_size": wide}
 
 
 def _qwen2_moe(file: GgufFile) -> Settings:
+    """Return the settings of Qwen 2 MoE, which also has a shared expert."""
     shared = file.integer("expert_shared_feed_forward_length", 0) or file.integer("feed_forward_length")
     return {**_qwen(file), **_experts(file), "shared_expert_intermediate_size": shared, "norm_topk_prob": False}
 
 
 def _qwen3_moe(file: GgufFile) -> Settings:
+    """Return the settings of Qwen 3 MoE."""
     return {**_qwen(file), **_experts(file), "norm_topk_prob": True}
 
 
@@ -191,6 +196,7 @@ def _gemma_scale(file: GgufFile, layers_of_27b: int) -> Settings:
 
 
 def _gemma2(file: GgufFile) -> Settings:
+    """Return the settings of Gemma 2: windows in alternate layers, and soft caps."""
     _same_base(file)
     return {
         **_rotary(file),
@@ -204,6 +210,7 @@ def _gemma2(file: GgufFile) -> Settings:
 
 
 def _gemma3(file: GgufFile) -> Settings:
+    """Return the settings of Gemma 3: five layers with a window, RoPE of their own, to one without."""
     settings = {**_rotary(file), **_rms(file), **_gemma_scale(file, 62)}
     window = file.integer("attention.sliding_window", 0)
     layers = file.integer("block_count")
@@ -246,6 +253,7 @@ def _phi3(file: GgufFile) -> Settings:
 
 
 def _gpt2(file: GgufFile) -> Settings:
+    """Return the settings of GPT-2: LayerNorm's epsilon and the width of the feed-forward layer."""
     return {
         "layer_norm_epsilon": file.number("attention.layer_norm_epsilon"),
         "n_inner": file.integer("feed_forward_length"),
@@ -253,6 +261,7 @@ def _gpt2(file: GgufFile) -> Settings:
 
 
 def _starcoder2(file: GgufFile) -> Settings:
+    """Return the settings of StarCoder 2; without a window in the file there is none."""
     return {
         **_rotary(file),
         "norm_epsilon": file.number("attention.layer_norm_epsilon"),
@@ -275,6 +284,7 @@ def _gpt_oss(file: GgufFile) -> Settings:
 
 
 def _minimax_m2(file: GgufFile) -> Settings:
+    """Return the settings of MiniMax M2. InputError if its experts are not chosen by sigmoid."""
     if (gating := file.integer("expert_gating_func", 2)) != 2:
         raise file.bad(file.own_key("expert_gating_func"), "2 (sigmoid)", gating)
     return {
@@ -287,6 +297,7 @@ def _minimax_m2(file: GgufFile) -> Settings:
 
 
 def _granite(file: GgufFile) -> Settings:
+    """Return the settings of Granite with its scales. InputError for a model without positions."""
     if file.value(file.own_key("rope.scaling.finetuned"), True) is not True:
         raise file.bad(file.own_key("rope.scaling.finetuned"), "true only (false: no positions)", False)
     settings = {**_rotary(file, with_factors=True), **_rms(file), **_biases(file)}
@@ -301,11 +312,13 @@ def _granite(file: GgufFile) -> Settings:
 
 
 def _smollm3(file: GgufFile) -> Settings:
+    """Return the settings of SmolLM3, in which every fourth layer has no RoPE."""
     layers = file.integer("block_count")
     return {**_rotary(file), **_rms(file), "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(layers)]}
 
 
 def _gemma(file: GgufFile) -> Settings:
+    """Return the settings of Gemma: RoPE and RMSNorm."""
     return {**_rotary(file), **_rms(file)}
 
 

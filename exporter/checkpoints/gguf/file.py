@@ -184,9 +184,11 @@ class _Reader(gguf.GGUFReader):
 
     @data.setter
     def data(self, mapped: NDArray[np.uint8]) -> None:
+        """Keep the mapped file as a plain array."""
         self._data = np.asarray(mapped)  # slicing a memmap runs Python code each time, slicing an array does not
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        """Return `count` numbers of `dtype` at byte `offset`. InputError if the file ends before."""
         try:
             found = super()._get(offset, dtype, count, override_order)
         except ValueError:  # the last bytes are fewer than an element
@@ -199,6 +201,11 @@ class _Reader(gguf.GGUFReader):
         return found
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+        """Return an array field's size in bytes, arrays of its elements, the indices of these, and their types.
+
+        `orig_offs` is the byte at which the field begins. Unlike the base class, this method reads an array of numbers
+        at once.
+        """
         if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":  # "I" is the byte order of this machine
             return super()._get_field_parts(orig_offs, raw_type)
         file = memoryview(self._data)  # type: ignore[arg-type]

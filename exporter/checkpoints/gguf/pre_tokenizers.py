@@ -69,6 +69,7 @@ class PreTokenizer:
 
 
 def _named(names: str, *expressions: str, **flags: bool) -> dict[str, PreTokenizer]:
+    """Return one pre-tokenizer of these regular expressions under each of `names`, which are separated by spaces."""
     return {name: PreTokenizer(expressions, **flags) for name in names.split()}
 
 

@@ -68,6 +68,14 @@ def rope_parameters(
 
 
 def _yarn(file: GgufFile, factor: float, attention: float, original: int, truncate: bool) -> dict[str, Any]:
+    """Return transformers' RoPE parameters for YaRN.
+
+    `factor` is the scale of the context, `original` the context in tokens before scaling, and `attention` a factor of
+    cos and sin on top of the file's.
+
+    Raises:
+        InputError: the file extrapolates by a factor other than 1.
+    """
     if (extrapolation := file.number("rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):  # -1: not set
         raise file.bad(file.own_key("rope.scaling.yarn_ext_factor"), "1 only", extrapolation)
     # llama.cpp's converter writes the whole factor of cos and sin into this key, as transformers defines it.
@@ -86,6 +94,8 @@ def _yarn(file: GgufFile, factor: float, attention: float, original: int, trunca
 
 def _frequency_factors(file: GgufFile, pairs: int, original: int) -> NDArray[np.float32] | None:
     """Return the factors of all pairs from the file's tensors; None if it has no such tensor.
+
+    `pairs` is the number of rotated pairs of a head, and `original` the context in tokens before it was scaled.
 
     Raises:
         InputError: the factors are not positive or not one for each pair, or they change with the length.

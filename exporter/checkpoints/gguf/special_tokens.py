@@ -144,10 +144,12 @@ def _token(file: GgufFile, name: str, default: int | None = None) -> int | None:
 
 
 def _key(name: str) -> str:
+    """Return the metadata key of a special token's id; `name` is "bos", "eos", ..."""
     return f"tokenizer.ggml.{name}_token_id"
 
 
 def _is_token(file: GgufFile, token: object) -> bool:
+    """Whether `token` is the id of a token in the file's vocabulary."""
     return isinstance(token, int) and 0 <= token < len(file.tokens)
 
 

@@ -79,6 +79,11 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
 
 
 def _pre_tokenizer(file: GgufFile) -> tuple[PreTokenizer, tuple[str, ...]]:
+    """Return the file's pre-tokenizer, and notes for the user: one if the file does not name its own.
+
+    Raises:
+        InputError: Sharp does not have the pre-tokenizer.
+    """
     name = file.text("tokenizer.ggml.pre", "")
     if not name:
         said = "the file does not say how its texts are split (tokenizer.ggml.pre); as in llama.cpp, 'default' is taken"
@@ -146,6 +151,8 @@ def _merges(
     path: Path, texts: Sequence[str], scores: Sequence[float], types: Sequence[int], vocabulary: dict[str, int]
 ) -> list[tuple[str, str]]:
     """Return the pairs of tokens that form a token, in descending order of the scores of the tokens that they form.
+
+    `types` are llama.cpp's token types by id, and `vocabulary` has the ids by text.
 
     Raises:
         InputError: a token is made of a text that is no token, or two normal tokens have the same score.

@@ -57,6 +57,10 @@ def weight_names(file: GgufFile, architecture: GgufArchitecture, model: nn.Modul
 
 
 def _sources(parameter: str, names: gguf.TensorNameMap) -> tuple[str, ...]:
+    """Return the names of the GGUF tensors that make up a transformers parameter.
+
+    It is several for experts; a parameter without a known name has its own.
+    """
     layer = re.search(r"\.layers\.(\d+)\.", parameter)
     for ending, sources in EXPERTS.items():
         if layer is not None and parameter.endswith(ending):
@@ -112,7 +116,10 @@ def _stored(file: GgufFile, architecture: GgufArchitecture, name: str) -> Array:
 
 
 def _form(architecture: str, parameter: str, arrays: list[Array]) -> Array:
-    """Combine tensors in llama.cpp's layout into one parameter in the layout of transformers."""
+    """Combine the tensors of a transformers parameter, in llama.cpp's layout, into its layout.
+
+    Several tensors are joined along their second axis; only gpt-oss interleaves them.
+    """
     if architecture == "gpt2" and arrays[0].ndim == 2 and re.search(r"\.c_\w+\.weight$", parameter):
         return arrays[0].T
     if architecture == "gpt-oss" and ".experts." in parameter:

@@ -40,11 +40,11 @@ class ContiguousVerifier:
         }
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """Compute each sequence of the case in PyTorch, in one uncached pass."""
+        """Compute each sequence of the case in PyTorch, in one uncached pass; one result per sequence."""
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> ContiguousSession:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         return ContiguousSession(folder, kernels=kernels)
 
     def run(self, session: ContiguousSession, case: str) -> list[CaseOutputs]:
@@ -74,6 +74,7 @@ class ContiguousVerifier:
         session.reset(1)
 
         def append(new: Tokens) -> Floats:
+            """Append tokens to the sequence and return their logits [tokens, vocab]."""
             logits: Floats = session.step(new[None])[0][0]
             return logits
 

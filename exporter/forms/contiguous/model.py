@@ -37,7 +37,11 @@ class ContiguousGraph(nn.Module):
         self.decoder = decoder
 
     def forward(self, input_ids: Tensor, collect_stats: Tensor, pasts: list[Tensor]) -> tuple[Tensor, ...]:
-        """Compute logits, statistics and presents; the class has the shapes."""
+        """Return logits [batch, tokens, vocab], statistics and presents.
+
+        Statistics are [layers, batch, q_heads, tokens, 4 or 5], and presents [batch, kv_heads, past + tokens, head_dim]
+        in the order of `pasts`. `input_ids` are int64 [batch, tokens].
+        """
         presents: list[Tensor] = []
         statistics = LayerStatistics()
 
@@ -52,6 +56,10 @@ class ContiguousGraph(nn.Module):
             _: LayerOptions,
             attributes: dict[str, Any],
         ) -> tuple[Tensor, Tensor]:
+            """Compute attention of a part of a layer's heads by the op, with its past, and keep the presents.
+
+            Return the output and the statistics.
+            """
             first = 2 * (self.decoder.first_cache(layer) + part)
             past_key, past_value = pasts[first : first + 2]
             output: Tensor
@@ -75,6 +83,7 @@ def contiguous_ports(decoder: Decoder) -> tuple[tuple[Port, ...], tuple[Port, ..
     config = decoder.config
 
     def caches(name: str, length: str) -> list[Port]:
+        """Return float32 ports for keys and values of all layers; `length` names their dimension of tokens."""
         return [
             Port(
                 name=name.format(layer=number, part=part),

@@ -46,11 +46,11 @@ class PagedVerifier:
         }
 
     def expected(self, case: str) -> list[CaseOutputs]:
-        """Compute each sequence of the case in PyTorch, in one uncached pass."""
+        """Compute each sequence of the case in PyTorch, in one uncached pass; one result per sequence."""
         return [torch_case_outputs(self.model, tokens) for tokens in self.sequences[case]]
 
     def open(self, folder: Path, *, kernels: bool) -> PagedSession:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         return PagedSession(folder, self.config, self.cache, kernels=kernels)
 
     def run(self, session: PagedSession, case: str) -> list[CaseOutputs]:
@@ -85,6 +85,7 @@ class PagedVerifier:
         session.reset(1, tokens)
 
         def append(new: Tokens) -> Floats:
+            """Append tokens to the sequence and return their logits [tokens, vocab]."""
             (logits,), _ = session.step([new])
             return logits
 

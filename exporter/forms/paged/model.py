@@ -56,7 +56,10 @@ class PagedModel(nn.Module):
         key_caches: list[Tensor],
         value_caches: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Compute logits, statistics and updated caches of one step; the class has the shapes."""
+        """Return logits [rows, vocab], statistics and each layer's two updated caches.
+
+        Statistics are [layers, tokens, q_heads, 4 or 5]. The shapes of the inputs are in the description of the class.
+        """
         caches: list[Tensor] = []
         statistics = LayerStatistics()
 
@@ -71,6 +74,10 @@ class PagedModel(nn.Module):
             _: LayerOptions,
             attributes: dict[str, Any],
         ) -> tuple[Tensor, Tensor]:
+            """Compute attention of a part of a layer's heads by the op, which updates their caches.
+
+            Return the output and the statistics.
+            """
             cache = self.decoder.first_cache(layer) + part
             output: Tensor
             part_stats: Tensor
@@ -83,6 +90,7 @@ class PagedModel(nn.Module):
             return output, part_stats
 
         def packed(heads: Tensor) -> Tensor:
+            """Return heads as [tokens, heads, dim], without the batch, in the dtype that the op takes here."""
             # If cache and queries differ in type and the cache has no scales, the op takes float32 queries only.
             return heads[0] if key_caches[0].dtype in (heads.dtype, *SCALED_DTYPES) else heads[0].float()
 

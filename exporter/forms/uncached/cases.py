@@ -51,7 +51,7 @@ class UncachedVerifier:
         )
 
     def open(self, folder: Path, *, kernels: bool) -> UncachedSession:
-        """Open the written model in ONNX Runtime, with Sharp's library or without."""
+        """Open the written model in ONNX Runtime; `kernels` says whether Sharp's library computes attention."""
         return UncachedSession(folder, kernels=kernels)
 
     def run(self, session: UncachedSession, case: str) -> list[CaseOutputs]:
@@ -69,6 +69,7 @@ class UncachedVerifier:
         sequence = np.zeros(0, np.int64)
 
         def append(new: Tokens) -> Floats:
+            """Append tokens to the sequence and return their logits [tokens, vocab], computing all tokens again."""
             nonlocal sequence
             sequence = np.concatenate([sequence, new])
             logits: Floats = session.run([sequence[None]])[0, -len(new) :]
@@ -82,7 +83,11 @@ class UncachedVerifier:
         return torch_logits(self.model.decoder, tokens)
 
     def _case_outputs(self, inputs: tuple[torch.Tensor, ...], output: Floats, entropies: Floats) -> list[CaseOutputs]:
-        """Select the rows of an output, and of entropies [layers, batch, q_heads, queries], that are not padding."""
+        """Return the results of the case's batch without the rows of padding, in a list of one.
+
+        `output` is [batch, queries, size], or [batch, size] of a classification head; `entropies` are [layers, batch,
+        q_heads, queries].
+        """
         mask = self.model.attention_mask(*inputs)
         if mask is None:  # all rows count; the output may have another number of rows than there are queries
             rows = entropies.swapaxes(2, 3).reshape(len(entropies), -1, entropies.shape[2])

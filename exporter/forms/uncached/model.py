@@ -28,7 +28,10 @@ class UncachedGraph(nn.Module):
         self.model = model
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the output and the statistics; the class has the shapes."""
+        """Return the model's output, and statistics [layers, batch, q_heads, queries, 4 or 5].
+
+        `arguments` are the model's inputs, then collect_stats, a bool [].
+        """
         *inputs, collect_stats = arguments
         mask = self.model.attention_mask(*inputs)
         total_lens = None if mask is None else mask.sum(-1).to(torch.int32)
@@ -45,6 +48,7 @@ class UncachedGraph(nn.Module):
             options: LayerOptions,
             attributes: dict[str, Any],
         ) -> tuple[Tensor, Tensor]:
+            """Compute attention of a layer's heads by the op without a cache; return the output and the statistics."""
             lens = total_lens if options.total_lens is None else options.total_lens.to(torch.int32)
             output: Tensor
             part_stats: Tensor

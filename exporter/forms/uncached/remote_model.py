@@ -73,6 +73,8 @@ class RemoteModel:
     def _ask(self, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[bytes, int]:
         """Send a request; return the body of the response, and the number of its first bytes that are JSON.
 
+        The method is POST if there is a `body`, else GET.
+
         Raises:
             InputError: the server refuses the request or does not respond.
         """

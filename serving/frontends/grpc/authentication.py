@@ -41,10 +41,12 @@ def _refusal(handler: Any, error: UnauthenticatedError) -> Any:
     """Return a handler of the same kind as `handler` that only ends the call."""
 
     async def refuse(_request: Any, context: Any) -> Any:
+        """Log the refused call and end it with UNAUTHENTICATED."""
         log_request(RequestRecord(origin_of(context, "grpc"), error=str(error)), None, None)
         return await abort(context, error)
 
     async def refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        """End a call with a stream of responses as `refuse` does."""
         yield await refuse(request, context)
 
     make = {

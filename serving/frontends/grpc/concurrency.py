@@ -28,6 +28,7 @@ async def respond_concurrently(
     writing = asyncio.Lock()
 
     async def run(request: Message) -> None:
+        """Write the responses to one request, one message at a time, then make room for another request."""
         try:
             async with aclosing(respond(request)) as responses:
                 async for response in responses:

@@ -60,6 +60,7 @@ def generate_request(message: inference_pb2.GenerateRequest) -> GenerateRequest:
 
 
 def _prompt(message: inference_pb2.GenerateRequest) -> Prompt:
+    """Return the text or the token ids of a request. FieldError if neither is set."""
     kind = message.WhichOneof("prompt")
     if kind == "text":
         return message.text
@@ -69,6 +70,7 @@ def _prompt(message: inference_pb2.GenerateRequest) -> Prompt:
 
 
 def _sampling_params(message: inference_pb2.GenerateRequest) -> SamplingParams:
+    """Return the sampling parameters that are set in a request; others have their defaults."""
     given = {**_set_fields(message.sampling), **_set_fields(message.stopping), **_set_fields(message.response)}
     given.pop("attention_stats", None)
     guided = Guided(**_set_fields(message.guided)) if message.HasField("guided") else None
@@ -107,6 +109,7 @@ def delta_message(delta: Delta) -> inference_pb2.GenerateResponse:
 
 
 def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.TokenLogprobs]:
+    """Return log-probabilities as protobuf messages; empty for None."""
     return [
         inference_pb2.TokenLogprobs(
             token_id=entry.token_id,
@@ -118,7 +121,7 @@ def _logprobs(entries: tuple[TokenLogprobs, ...] | None) -> list[inference_pb2.T
 
 
 def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
-    """Return the last message of a sequence."""
+    """Return the protobuf message that ends a sequence: the reason, usage, times and attention."""
     message = inference_pb2.Finished(
         reason=REASONS[finished.reason],
         usage=inference_pb2.Usage(
@@ -143,7 +146,7 @@ def finished_message(finished: Finished) -> inference_pb2.GenerateResponse:
 
 
 def attention_message(summary: AttentionSummary) -> inference_pb2.AttentionStats:
-    """Return the message of a request's attention statistics."""
+    """Return the attention statistics of a request as a protobuf message, one entry per layer."""
     return inference_pb2.AttentionStats(
         tokens=summary.tokens,
         layers=[
@@ -202,6 +205,7 @@ def model_message(model: ServedModel) -> control_pb2.GetModelInfoResponse:
 
 
 def _values(value: NormValue) -> tuple[float, ...]:
+    """Return a norm's parameter as a tuple: empty for None, of one number, or of one per head."""
     if value is None:
         return ()
     return value if isinstance(value, tuple) else (value,)

@@ -33,6 +33,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await self._send(stream, context)
 
     def _prepare(self, message: inference_pb2.GenerateRequest) -> GenerateRequest:
+        """Check a request message and return the engine's request.
+
+        FieldError names the field by its path in the message.
+        """
         self._service.check_model(message.model)
         try:
             return self._service.model.abilities.require_generator().prepare(generate_request(message))
@@ -40,6 +44,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise FieldError(PATHS.get(error.field, error.field), str(error)) from error
 
     async def _send(self, stream: EventStream[GenerateRequest], context: Context) -> None:
+        """Send a request's events to the client: metadata, prompt information, then the outputs."""
         request, model = stream.request, self._service.model.manifest.name
         metadata = list(stream.headers.items())
         if request.request_id.isascii() and request.request_id.isprintable():  # metadata can hold no other id
@@ -71,6 +76,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         check_characters(request.text, model.context_limit)
 
         def respond() -> inference_pb2.TokenizeResponse:
+            """Return the token ids of the text; runs in a thread."""
             return inference_pb2.TokenizeResponse(token_ids=tokenize(request.text, model.manifest, model.tokenizer))
 
         return await self._service.parsing.run(respond, origin_of(context, "grpc").client)

@@ -64,12 +64,14 @@ class OpenCalls:
             raise QueueFullError(f"{self._most} calls of health run, the limit; ask again", RETRY_SECONDS) from error
 
     def _end_one(self) -> None:
+        """End the oldest call of the network that has most calls."""
         network = max(self._networks, key=lambda name: len(self._networks[name]))
         ends = next(iter(self._networks[network]))
         self._remove(network, ends)
         ends.reschedule(asyncio.get_running_loop().time())
 
     def _remove(self, network: str, ends: asyncio.Timeout) -> None:
+        """Forget a call, which is known by its timeout `ends`, if it is still open."""
         calls = self._networks.get(network, {})
         if ends in calls:
             del calls[ends]
@@ -109,6 +111,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
         async def serve_open(requests: AsyncIterator[bytes], context: Any) -> Any:
+            """Serve a call that may stay open; it counts among the open calls of its network."""
             try:
                 async with self._open_calls.hold(host_of_peer(context.peer())):
                     return await serve(requests, context)
@@ -116,6 +119,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 return await abort(context, error)
 
         async def serve(requests: AsyncIterator[bytes], context: Any) -> Any:
+            """Read and parse the one request of a call within the limits, then call the method."""
             self._calls += counts
             try:
                 with self._service.buffers.hold() as held:
@@ -145,6 +149,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         behaviour = handler.stream_stream
 
         async def serve(requests: AsyncIterator[Any], context: Any) -> Any:
+            """Call a method with a stream of requests, within the limit of calls."""
             self._calls += 1
             try:
                 try:
@@ -166,6 +171,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         )
 
     def _check_calls(self, counts: bool) -> None:
+        """Raise QueueFullError if the call counts and too many calls run."""
         if counts and self._calls > MOST_CALLS:
             message = f"{MOST_CALLS} calls run, the limit; try again in {RETRY_SECONDS:g} s"
             raise QueueFullError(message, RETRY_SECONDS)
@@ -201,6 +207,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         return message
 
     async def _until_room(self) -> None:
+        """Wait until few enough messages are arriving; the oldest is ended once it took `PATIENCE_SECONDS`."""
         while len(self._arriving) >= self._most_arriving:
             oldest, began = next(iter(self._arriving.items()))
             if time.monotonic() - began >= PATIENCE_SECONDS:
@@ -210,6 +217,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 await asyncio.sleep(0.01)
 
     async def _parsed(self, parse: Callable[[bytes], Any], message: bytes, context: Context) -> Any:
+        """Parse a request message, a large one in a thread. InputError if it is not valid protobuf."""
         try:
             if len(message) <= SMALL_BYTES:
                 return parse(message)

@@ -38,7 +38,10 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return `deserialize` with `MALFORMED` as the result for bytes that are not valid protobuf."""
+
     def read(content: bytes) -> Any:
+        """Return the message, or MALFORMED."""
         try:
             return deserialize(content)
         except DecodeError:
@@ -51,9 +54,11 @@ def _checked_messages(handle: Any) -> Any:
     """Return a handler of a stream that gives only readable messages to `handle`."""
 
     async def respond(requests: AsyncIterator[Any], context: Any) -> Any:
+        """Call the method with the readable requests."""
         return await handle(_readable(requests, context), context)
 
     async def generate(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Yield the method's responses to the readable requests."""
         async for message in handle(_readable(requests, context), context):
             yield message
 
@@ -61,6 +66,7 @@ def _checked_messages(handle: Any) -> Any:
 
 
 async def _readable(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    """Yield the requests of a stream; abort the call with INVALID_ARGUMENT at a malformed one."""
     async for request in requests:
         if request is MALFORMED:
             await abort(context, InputError(UNREADABLE))

@@ -139,6 +139,7 @@ def reports_errors(
 
     @functools.wraps(method)
     async def wrapper(self: Service, request: Message, context: Context) -> Reply:
+        """Call the method; an error ends the call with its gRPC status, an unexpected one is logged."""
         try:
             return await method(self, request, context)
         except SharpError as error:

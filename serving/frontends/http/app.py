@@ -225,6 +225,7 @@ class RefusalMiddleware:
         CURRENT.set(current)
 
         async def counted(message: Message) -> None:
+            """Count a response whose status is a refusal, and send the message."""
             if message["type"] == "http.response.start" and message["status"] >= LEAST_STATUS:
                 current.refused(str(message["status"]))
             await send(message)
@@ -233,11 +234,13 @@ class RefusalMiddleware:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    """Return the response for an exception of a route; one that is no SharpError becomes an internal error."""
     # For an error that is no SharpError Starlette logs the traceback.
     return error_response(error if isinstance(error, SharpError) else SharpError(SERVER_FAILED), request.scope)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
+    """Return the JSON response for a path or method that does not exist, with its status."""
     status = error.status_code if isinstance(error, HTTPException) else 404
     sentence = f"there is no {request.method} {request.url.path} here"
     body = error_response(InputError(sentence), request.scope).body

@@ -40,6 +40,8 @@ class AttentionRequest(RequestBody):
     def check(self, manifest: Manifest, most_tokens: int) -> int:
         """Check the numbers, and return the position of the query.
 
+        `most_tokens` is the longest text that may be read.
+
         Raises:
             FieldError: a number is out of range.
         """
@@ -64,14 +66,17 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
     most_bytes = BASE_BYTES + MOST_ID_BYTES * attention.most_tokens
 
     def read(body: bytes) -> tuple[AttentionRequest, int]:
+        """Parse a request; return it and the position of the token whose attention to show."""
         request = endpoint.fields.parse(AttentionRequest, body)
         service.check_model(request.model)
         return request, request.check(service.model.manifest, attention.most_tokens)
 
     async def computed(request: Request, client: str) -> Response:
+        """Return the response with the requested row of attention; empty if the client has gone."""
         response = Response()  # stays empty if the client has gone
 
         async def compute(body: bytes) -> None:
+            """Compute the row of the request in `body`, and set the response."""
             nonlocal response
             parsed, position = await service.parsing.run(lambda: read(body), client)
             row = await attention.row(parsed.tokens, parsed.layer, parsed.head, position)
@@ -87,6 +92,7 @@ def attention_route(endpoint: Endpoint, attention: TokenAttention) -> Route:
         return response
 
     async def route(request: Request) -> Response:
+        """Respond with the row of attention that the request asks for, or with an error."""
         origin = origin_of(request.scope)
         try:
             with refusals_logged(origin, service.model.manifest.name):
@@ -115,5 +121,6 @@ def described(row: TokenWeights, tokens: list[int], texts: TokenTexts) -> dict[s
 
 
 def _shown(texts: TokenTexts, token: int) -> str:
+    """Return a token's text, or its bytes, escaped as in Python, if the text is an incomplete character."""
     found = texts.of(token)
     return found.name.removeprefix("bytes:") if INCOMPLETE in found.text else found.text

@@ -57,6 +57,11 @@ async def read_body(request: Request, limit: int, held: Held) -> None:
 
 
 def _decoder(encoding: str) -> "zlib._Decompress | None":
+    """Return the decompressor of a Content-Encoding; None for an uncompressed body.
+
+    Raises:
+        UnsupportedMediaTypeError: it is neither gzip nor deflate.
+    """
     if encoding in ("", "identity"):
         return None
     if encoding not in WINDOWS:

@@ -52,6 +52,12 @@ class BrowserMiddleware:
         await self._app(scope, receive, send)
 
     def _check(self, headers: Headers, method: str) -> None:
+        """Check Host, Origin and content type of a request against attacks by web pages.
+
+        Raises:
+            ForbiddenError: the host or the origin is not allowed.
+            UnsupportedMediaTypeError: the body has a type that forms send.
+        """
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         if not self._is_own(host):
             raise ForbiddenError(
@@ -67,6 +73,7 @@ class BrowserMiddleware:
             raise UnsupportedMediaTypeError(f"the content type is {content}; send application/json")
 
     def _is_own(self, host: str) -> bool:
+        """Whether the server may respond under this Host header."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:  # brackets of an IPv6 address that do not match
@@ -81,6 +88,7 @@ class BrowserMiddleware:
 
 
 def _is_address(name: str) -> bool:
+    """Whether the name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -149,6 +149,7 @@ class ChatRequest(GenerationRequest, RequestFields, Conversation):
 
     @property
     def _must_call(self) -> bool:
+        """Whether the completion must be a tool call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
@@ -163,7 +164,7 @@ class ChatRequest(GenerationRequest, RequestFields, Conversation):
 
     @property
     def limit(self) -> int | None:
-        """The largest number of tokens to generate."""
+        """The largest number of tokens to generate; None if the request sets no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -183,6 +184,7 @@ class ChatRequest(GenerationRequest, RequestFields, Conversation):
         return error if self._api is None else self._api.renamed(error)
 
     def _renamed(self, error: FieldError) -> FieldError:
+        """Return the error with the names of the chat's fields in place of the engine's."""
         if isinstance(error, ContextLengthError):
             return ContextLengthError("messages", str(error), error.limit, error.tokens, error.needed)
         if error.field == "prompt":

@@ -25,6 +25,7 @@ class Part(StrictMessage):
 
     @model_validator(mode="after")
     def _has_its_text(self) -> "Part":
+        """Check that the part has its text or refusal, else raise ValueError."""
         if (self.refusal if self.type == "refusal" else self.text) is None:
             raise ValueError("a part has no text")
         return self

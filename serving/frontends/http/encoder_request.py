@@ -51,6 +51,7 @@ class EncoderRequest(RequestBody, ABC):
     def _encode(
         self, request_id: str, field: str, *, texts: list[Text] | None = None, ids: list[list[int]] | None = None
     ) -> EncodeRequest:
+        """Return the engine's request for texts or token ids. `field` is the request's field that errors name."""
         return EncodeRequest(
             request_id,
             texts or (),
@@ -125,6 +126,7 @@ class EmbeddingRequest(EncoderRequest):
         }
 
     def _written(self, row: NDArray[np.float32]) -> list[float] | str:
+        """Return an embedding as numbers, or as base64 of little-endian float32."""
         if self.encoding_format == "base64":
             return base64.b64encode(row.astype("<f4").tobytes()).decode()
         numbers: list[float] = row.tolist()

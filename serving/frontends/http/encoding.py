@@ -50,6 +50,7 @@ class Encoding(RequestApplication):
         self._kind = kind
 
     async def _respond(self, request: Request, held: Held, origin: RequestOrigin, send: Send) -> None:
+        """Read the request, compute its rows and send the response. `held` has the body."""
         with refusals_logged(origin, self._endpoint.name):
             inputs = await self._service.parsing.run(lambda: self._read(held.take()), origin.client)
         request_id, own = request_id_of(request.scope, inputs.request_id)
@@ -65,11 +66,13 @@ class Encoding(RequestApplication):
             await send_json(body, stream.headers, send)
 
     def _read(self, body: bytes) -> EncoderRequest:
+        """Parse the body as the endpoint's request and check that its model is served."""
         request = self._endpoint.fields.parse(self._kind, body)
         self._service.check_model(request.model)
         return request
 
     def _prepare(self, request: EncoderRequest, request_id: str) -> EncodeRequest:
+        """Return the engine's request with this id."""
         return self._folder.prepare_encoding(request.encode_request(self._folder, request_id))
 
 
@@ -98,7 +101,10 @@ def refusals(paths: tuple[str, ...], sentence: str, endpoint: Endpoint) -> list[
     """Return routes at `paths` that respond with an error of one sentence, because another kind of model has them."""
 
     def route() -> Callable[[Request], Awaitable[Response]]:
+        """Return a route that refuses every request with the sentence."""
+
         async def refuse(request: Request) -> Response:
+            """Refuse the request with the sentence, and log the refusal."""
             with refusals_logged(origin_of(request.scope), endpoint.name):
                 raise InputError(sentence)
 

@@ -108,6 +108,7 @@ def path_of(scope: Scope) -> str:
 
 
 def _headers(error: SharpError) -> dict[str, str] | None:
+    """Return the HTTP headers of an error: Retry-After (whole seconds) or WWW-Authenticate; None for other errors."""
     if isinstance(error, QueueFullError | UnavailableError):
         return {"Retry-After": str(math.ceil(error.retry_after))}
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthenticatedError) else None

@@ -40,6 +40,7 @@ class Generation(RequestApplication):
         self._kind = kind
 
     async def _respond(self, request: Request, held: Held, origin: RequestOrigin, send: Send) -> None:
+        """Read the request, run all of its prompts and send the response, streamed or whole. `held` has the body."""
         with refusals_logged(origin, self._endpoint.name):
             body, params, prompts = await self._service.parsing.run(lambda: self._read(held.take()), origin.client)
         if params.logprobs is not None:
@@ -63,6 +64,11 @@ class Generation(RequestApplication):
                 await send_whole(response, complete, streams[0].headers, send)
 
     def _read(self, body: bytes) -> tuple[TextRequest, SamplingParams, list[Prompt]]:
+        """Parse the body; return the request, its sampling parameters and its prompts.
+
+        Raises:
+            FieldError: a field is not valid; it is named as the client wrote it.
+        """
         parsed = self._endpoint.fields.parse(self._kind, body)
         request = parsed if isinstance(parsed, GenerationRequest) else parsed.generation()
         self._service.check_model(request.model)
@@ -78,7 +84,10 @@ class Generation(RequestApplication):
     def _preparation(
         self, request: TextRequest, request_id: str, prompt: Prompt, params: SamplingParams, limit: ResponseLimit
     ) -> Callable[[], GenerateRequest]:
+        """Return a function that makes the engine's request of one prompt; it may take a while and runs in a thread."""
+
         def prepare() -> GenerateRequest:
+            """Return the engine's request. FieldError names fields as the client wrote them."""
             try:
                 generate = GenerateRequest(
                     prompt,

@@ -44,22 +44,32 @@ class KServeRoutes:
         health, model = self.endpoint.service.health, self.model
 
         async def server(_request: Request) -> Response:
+            """Respond with name, version and extensions of the server."""
             return JSONResponse({"name": "sharp", "version": sharp_version(), "extensions": EXTENSIONS})
 
         # KServe's own client reads the body; other clients read the status.
         async def live(_request: Request) -> Response:
+            """Respond whether the server is alive, with status 200 or 503."""
             alive = await health.live()
             return JSONResponse({"live": alive}, 200 if alive else 503)
 
         async def ready(_request: Request) -> Response:
+            """Respond whether the server takes requests, with status 200 or 503."""
             takes = await health.ready()
             return JSONResponse({"ready": takes}, 200 if takes else 503)
 
         async def index(_request: Request) -> Response:
+            """Respond with the names and states of all models."""
             return JSONResponse([_plain(entry) for entry in model.repository().models])
 
         def of_model(path: str, respond: Callable[[], Message] | None) -> list[Route]:
+            """Return the routes of a path below a model, with and without a version.
+
+            `respond` returns the message of the response; None responds whether the model is ready.
+            """
+
             async def route(request: Request) -> Response:
+                """Respond about the model of the path, by `respond` or with its readiness; 404 for another model."""
                 try:
                     model.check(request.path_params["model"], request.path_params.get("version", ""))
                 except SharpError as error:
@@ -92,7 +102,10 @@ MODEL_PATHS = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:
 
 
 def _responds(message: Callable[[], Message]) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that responds with the protobuf message of `message()` as JSON."""
+
     async def route(_request: Request) -> Response:
+        """Respond with the message as JSON."""
         return JSONResponse(_plain(message()))
 
     return route
@@ -108,15 +121,18 @@ class _Infer(RequestApplication):
         self._model = routes.model
 
     async def _respond(self, request: Request, held: Held, origin: RequestOrigin, send: Send) -> None:
+        """Read the request, compute it and send the response. `held` has the body."""
         with refusals_logged(origin, self._endpoint.name):
             message = await self._service.parsing.run(lambda: self._read(request, held.take()), origin.client)
         await self._send(message, origin, send)
 
     def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
+        """Return the request's body as KServe's message, with the model and version of its path."""
         path = request.path_params
         return read_message(body, request.headers.get(HEADER_LENGTH), path["model"], path.get("version", ""))
 
     async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
+        """Run the inference and send its outputs as JSON or in binary, as the request wishes."""
         response = await self._model.infer(message, origin)
         # Many numbers take a while to write, which would block the event loop.
         body, headers = await asyncio.to_thread(write_message, message, response)
@@ -129,6 +145,7 @@ class _Generate(_Infer):
     stream = False
 
     def _read(self, request: Request, body: bytes) -> messages.ModelInferRequest:
+        """Return a body of /generate as KServe's message. InputError if it is not valid."""
         try:
             given = json.loads(body)
             fields = {name: value for name, value in given.items() if name not in READ_HERE}
@@ -160,6 +177,7 @@ class _Generate(_Infer):
         return message
 
     async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
+        """Run the inference and send its text and parameters as one JSON object."""
         body = json.dumps(_generated(message, await self._model.infer(message, origin))).encode()
         await _send_body(send, body, {"content-type": "application/json"})
 
@@ -170,6 +188,7 @@ class _GenerateStream(_Generate):
     stream = True
 
     async def _send(self, message: messages.ModelInferRequest, origin: RequestOrigin, send: Send) -> None:
+        """Run the inference and send each response as a server-sent event; an error after the first is an event too."""
         started = False
         async with aclosing(self._model.responses(message, origin)) as responses:
             try:
@@ -186,6 +205,7 @@ class _GenerateStream(_Generate):
 
 
 def _generated(request: messages.ModelInferRequest, response: messages.ModelInferResponse) -> dict[str, Any]:
+    """Return the JSON object of a response to /generate: text_output, other outputs and parameters."""
     body, _ = write_message(request, response)
     written = json.loads(body)
     outputs = {output["name"]: output["data"][0] for output in written["outputs"]}
@@ -194,6 +214,7 @@ def _generated(request: messages.ModelInferRequest, response: messages.ModelInfe
 
 
 async def _send_body(send: Send, body: bytes, headers: dict[str, str]) -> None:
+    """Send a whole response of status 200 with these headers and its length."""
     headers = {**headers, "content-length": str(len(body))}
     await send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
     await send_pieces(send, body)
@@ -206,6 +227,10 @@ def _plain(message: Message) -> Any:
 
 
 def _numbers(value: Any, name: str = "") -> Any:
+    """Return JSON values in which the 64-bit numbers (`NUMBERS`) that protobuf writes as text are numbers.
+
+    `name` is the key that the value has.
+    """
     if isinstance(value, dict):
         return {name: _numbers(entry, name) for name, entry in value.items()}
     if isinstance(value, list):

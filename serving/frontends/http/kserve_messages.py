@@ -56,18 +56,24 @@ def read_message(body: bytes, header_length: str | None, model: str, version: st
 
 
 def _checked(tensors: list[Any]) -> list[Any]:
+    """Return the input tensors. InputError if there are more than `MOST_TENSORS`."""
     if len(tensors) > MOST_TENSORS:
         raise InputError(f"the request has {len(tensors)} inputs; the limit is {MOST_TENSORS}")
     return tensors
 
 
 def _size(size: Any, left: int) -> int:
+    """Return a binary tensor's size in bytes.
+
+    InputError if it is no number or more than the `left` bytes of the body.
+    """
     if not isinstance(size, int) or not 0 <= size <= left:
         raise InputError(f"binary_data_size is {size!r:.40}; {left} bytes are left of the body")
     return size
 
 
 def _parameters(given: Mapping[str, Any] | None) -> dict[str, messages.InferParameter]:
+    """Return JSON parameters as KServe's messages. InputError for a value that is a list or an object."""
     parameters = {}
     for name, value in (given or {}).items():
         kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}.get(type(value))
@@ -101,6 +107,7 @@ def _add_input(message: messages.ModelInferRequest, tensor: Mapping[str, Any], c
 
 
 def _flat(data: Any) -> Iterator[Any]:
+    """Yield the values of nested lists in order."""
     if isinstance(data, list):
         for entry in data:
             yield from _flat(entry)
@@ -140,6 +147,7 @@ def write_message(
 
 
 def _values(datatype: str, raw: bytes) -> list[Any]:
+    """Return the elements of a tensor's little-endian bytes; `datatype` is KServe's, as "FP32" or "BYTES"."""
     if datatype == "BYTES":
         return [text.decode(errors="replace") for text in read_strings("output", raw)]
     form = FORMATS[datatype]

@@ -47,6 +47,7 @@ class TextLogprobs:
         }
 
     def _offset(self, token_id: int) -> int:
+        """Return the index in the text of the character that the token begins in, and advance by its characters."""
         token = self._texts.of(token_id)
         offset = self._characters - (token.inside and self._characters > 0)
         self._characters += token.characters
@@ -64,6 +65,7 @@ def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[s
     """Return logprobs of tokens as the field `logprobs` of a choice of `/v1/chat/completions`."""
 
     def token(token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token's text, log-probability and bytes as JSON values."""
         known = texts.of(token_id)
         return {"token": known.text, "logprob": _finite(logprob), "bytes": known.utf8}
 
@@ -75,4 +77,5 @@ def chat_logprobs(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[s
 
 
 def _finite(logprob: float) -> float:
+    """Return the log-probability, or `LOWEST_LOGPROB` if it is lower, infinite or NaN."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN becomes the lowest, too

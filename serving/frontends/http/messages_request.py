@@ -95,6 +95,10 @@ class MessagesRequest(RequestBody):
 def _response(
     endpoint: Endpoint, request_id: str, parser: Callable[[], MessageParser], prompt_tokens: int
 ) -> MessagesResponse:
+    """Return the builder of the response in Anthropic's form.
+
+    `parser` makes a parser of thoughts and tool calls; `prompt_tokens` is reported as usage.
+    """
     return MessagesResponse(request_id, endpoint.name, endpoint.texts, parser, prompt_tokens)
 
 
@@ -171,6 +175,7 @@ def _add_turn(messages: list[dict[str, Any]], turn: Turn, place: str) -> None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool of Anthropic's form in OpenAI's. FieldError if it is of a type other than "custom"."""
     if tool.get("type") not in (None, "custom"):
         raise FieldError(
             "tools", f"tools has one of type {tool.get('type')!r:.40}; only tools of clients are supported"

@@ -21,6 +21,10 @@ class MessagesResponse(PartsResponse):
     prefix = "msg"
 
     def _message(self, usage: dict[str, int], reason: str | None = None, stop: str | None = None) -> dict[str, Any]:
+        """Return the message as a JSON object with all parts so far; `usage` has counts of tokens by name.
+
+        `reason` is Anthropic's stop reason, and `stop` the stop string that matched; both are None while it runs.
+        """
         return {
             "id": self._base["id"],
             "type": "message",
@@ -33,7 +37,7 @@ class MessagesResponse(PartsResponse):
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the event `message_start`."""
+        """Return the event `message_start`, with the message and the usage of its prompt."""
         return [
             {
                 "type": "message_start",
@@ -42,6 +46,7 @@ class MessagesResponse(PartsResponse):
         ]
 
     def _index(self) -> dict[str, int]:
+        """Return the field with the index of the current part."""
         return {"index": len(self.parts)}
 
     def part_begins(self, kind: str) -> list[dict[str, Any]]:
@@ -54,7 +59,7 @@ class MessagesResponse(PartsResponse):
         return {"type": "content_block_delta", **self._index(), "delta": {"type": f"{name}_delta", name: text}}
 
     def part_ends(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Append a block of reasoning or text to the message's content, and return the event `content_block_stop`."""
+        """End the open block of reasoning or text, `text` in all, and return the event `content_block_stop`."""
         event = {"type": "content_block_stop", **self._index()}
         self.parts.append(_block(kind, text))
         return [event]
@@ -72,6 +77,7 @@ class MessagesResponse(PartsResponse):
         return events
 
     def _end_of(self, reason: FinishReason, matched: str | int | None) -> tuple[str, str | None]:
+        """Return Anthropic's stop reason, and the stop string that matched or None."""
         if reason is not FinishReason.STOP:
             return "max_tokens", None
         if any(part["type"] == "tool_use" for part in self.parts):
@@ -79,13 +85,19 @@ class MessagesResponse(PartsResponse):
         return ("stop_sequence", matched) if isinstance(matched, str) else ("end_turn", None)
 
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """Return the events `message_delta`, with the stop reason and the usage, and `message_stop`."""
+        """Return the events `message_delta`, with the stop reason and the usage, and `message_stop`.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """
         why, stop = self._end_of(reason, matched)
         delta = {"stop_reason": why, "stop_sequence": stop}
         return [{"type": "message_delta", "delta": delta, "usage": _counted(usage)}, {"type": "message_stop"}]
 
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:
-        """Return the JSON body of a response that is no stream: the whole message."""
+        """Return the JSON body of a response that is no stream: the whole message.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """
         return self._message(_counted(usage), *self._end_of(reason, matched))
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +113,7 @@ def error_event(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted(usage: Usage) -> dict[str, int]:
+    """Return the counts of tokens under Anthropic's names."""
     return {
         "input_tokens": usage.prompt_tokens,
         "output_tokens": usage.completion_tokens,
@@ -109,12 +122,14 @@ def _counted(usage: Usage) -> dict[str, int]:
 
 
 def _block(kind: str, text: str) -> dict[str, Any]:
+    """Return the content block of a thought or of text."""
     return (
         {"type": "thinking", "thinking": text, "signature": ""} if kind == REASONING else {"type": "text", "text": text}
     )
 
 
 def _object(text: str) -> Any:
+    """Return the JSON value of a text; an empty object if it is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

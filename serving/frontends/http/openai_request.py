@@ -89,9 +89,11 @@ class GenerationRequest(RequestBody):
         return ""
 
     def _texts(self, endpoint: Endpoint) -> TokenTexts:
+        """Return the texts of tokens, or their names "token_id:N" if the request wants ids."""
         return endpoint.texts.named_by_ids() if self.return_tokens_as_token_ids else endpoint.texts
 
     def _extras(self, endpoint: Endpoint, computed: Sequence[Sequence[int]]) -> Extras:
+        """Return the optional parts of the response; `computed` are the token ids of each prompt."""
         return Extras(
             token_ids=self.return_token_ids or endpoint.tokenizer is None,  # without a tokenizer the text is empty
             prompts=computed if self.return_token_ids else (),
@@ -201,7 +203,7 @@ class CompletionRequest(GenerationRequest, RequestFields):
 
     @property
     def limit(self) -> int | None:
-        """The largest number of tokens to generate."""
+        """The largest number of tokens to generate; None if the request sets no limit."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property

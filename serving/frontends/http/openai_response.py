@@ -105,15 +105,18 @@ class ResponseBuilder(ABC):
         matched: str | int | None = None,
         token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
+        """Return a chunk, a JSON object, of choice number `choice`; `matched` is the stop string or stop token."""
         entry = {"index": choice, **text, "logprobs": logprobs, "finish_reason": reason, **self._token_ids(token_ids)}
         if reason:
             entry["stop_reason"] = matched
         return {**self._base, "object": self.chunk_object, "choices": [entry]}
 
     def _token_ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """Return the field with token ids; empty if the request did not ask for them."""
         return {"token_ids": token_ids} if self._extras.token_ids else {}
 
     def _prompt_token_ids(self, prompt: int) -> dict[str, Any]:
+        """Return the field with the ids of a prompt, by number; empty if the request did not ask for them."""
         return {"prompt_token_ids": self._extras.prompts[prompt]} if self._extras.prompts else {}
 
     @abstractmethod
@@ -151,7 +154,7 @@ class CompletionResponse(ResponseBuilder):
         self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(lambda: TextLogprobs(texts))  # by choice
 
     def start(self, choice: int, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None) -> list[dict[str, Any]]:
-        """Return a chunk with the prompt if the request asks for `echo` or `return_token_ids`."""
+        """Return a chunk with the prompt if the request asks for `echo` or `return_token_ids`; else an empty list."""
         if not self._echo and not self._extras.prompts:
             return []
         text = self._echo[prompt][0] if self._echo else ""
@@ -160,7 +163,7 @@ class CompletionResponse(ResponseBuilder):
         return [self._chunk(choice, {"text": text, **self._prompt_token_ids(prompt)}, logprobs)]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Return a chunk of new tokens, unless their text is empty and nothing else was requested."""
+        """Return a chunk of new tokens; an empty list if their text is empty and nothing else was requested."""
         attention = _attention_of_tokens(event)
         if not event.text and not event.logprobs and not self._extras.token_ids and not attention:
             return []
@@ -168,13 +171,14 @@ class CompletionResponse(ResponseBuilder):
         return [self._chunk(choice, {"text": event.text, **attention}, logprobs, token_ids=event.token_ids)]
 
     def finished(self, choice: int, event: Finished) -> list[dict[str, Any]]:
-        """Return the chunk with the finish reason."""
+        """Return a list of one chunk, with the finish reason of choice number `choice`."""
         text = {"text": "", **_attention(event.attention)}
         return [self._chunk(choice, text, None, REASONS[event.reason], event.matched)]
 
     def _whole(
         self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
+        """Return a completion's choice with its text, after the prompt's text if it is echoed."""
         text = self._echo[prompt][0] if self._echo else ""
         logprobs = None if completion.logprobs is None else TextLogprobs(self._texts, len(text)).of(completion.logprobs)
         if self._echo and logprobs is not None:
@@ -184,6 +188,7 @@ class CompletionResponse(ResponseBuilder):
         return {"text": text + completion.text, "logprobs": logprobs, **end}
 
     def _of_prompt(self, prompt: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """Return the log-probabilities of an echoed prompt, by number; they are computed once."""
         if prompt not in self._echoed:
             text, first = self._echo[prompt]
             self._echoed[prompt] = TextLogprobs(self._texts).of_prompt(first, entries, text)
@@ -216,12 +221,12 @@ class ChatResponse(ResponseBuilder):
         prompt: int,
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
-        """Return the first chunk of a choice, which says that the role is the assistant's."""
+        """Return the first chunk of choice number `choice`, which says that the role is the assistant's."""
         chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": ""}})
         return [{**chunk, **self._prompt_token_ids(prompt)}]
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:
-        """Return a chunk of new text and whole calls, unless there are none and nothing else was requested."""
+        """Return a chunk of new text and whole calls; an empty list if there is nothing to report."""
         delta = self._delta(choice, self._parsers[choice].push(event.text))
         attention = _attention_of_tokens(event)
         if not delta and not event.logprobs and not self._extras.token_ids and not attention:
@@ -253,6 +258,7 @@ class ChatResponse(ResponseBuilder):
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> dict[str, Any]:
+        """Return a completion's choice: a message with text, thoughts and tool calls."""
         parser = self._parser()
         parts, rest = parser.push(completion.text), parser.end(cut=completion.finish_reason is not FinishReason.STOP)
         text, calls = parts.content + rest.content, parts.calls + rest.calls
@@ -273,10 +279,12 @@ def _thought(text: str) -> dict[str, str]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
+    """Return a tool call as OpenAI's JSON object."""
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _reason(reason: FinishReason, *, calls: bool) -> str:
+    """Return OpenAI's finish reason; `calls` says whether there are tool calls."""
     return "tool_calls" if calls and reason is FinishReason.STOP else REASONS[reason]
 
 

@@ -104,9 +104,11 @@ class OpenApi:
         """Return the route `/openapi.json`, and `/docs` if `docs` is true."""
 
         def describe(_request: Request) -> Response:  # not async, so it runs in a thread
+            """Respond with the description of the API; runs in a thread."""
             return Response(self.text, media_type="application/json")
 
         async def page(_request: Request) -> Response:
+            """Respond with the page that shows the description of the API."""
             return HTMLResponse(DOCS, headers=PAGE_HEADERS)
 
         return [Route("/openapi.json", describe), *([Route("/docs", page)] if docs else [])]

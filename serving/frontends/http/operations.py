@@ -32,7 +32,10 @@ def operation_routes(
     """
 
     def health(path: str, check: Callable[[], Awaitable[None]], methods: Sequence[str] = ("GET",)) -> Route:
+        """Return a route that responds 200 if `check` succeeds, and 503 with the reason if it raises SharpError."""
+
         async def respond(_request: Request) -> Response:
+            """Run the check, and respond with status 200 or, with the reason, 503."""
             try:
                 await check()
             except SharpError as error:
@@ -42,9 +45,11 @@ def operation_routes(
         return Route(path, respond, methods=list(methods))
 
     async def server_load(_request: Request) -> Response:
+        """Respond with the number that `load` returns."""
         return JSONResponse({"server_load": load()})
 
     async def version(_request: Request) -> Response:
+        """Respond with the version of Sharp."""
         return JSONResponse({"version": sharp_version()})
 
     return [
@@ -74,9 +79,11 @@ def model_routes(service: GenerationService, created: int) -> list[Route]:
     }
 
     async def models(_request: Request) -> Response:
+        """Respond with the entries of all names of the model."""
         return JSONResponse({"object": "list", "data": list(entries.values())})
 
     async def model(request: Request) -> Response:
+        """Respond with the entry of the name in the path; NotFoundError if the model has another."""
         name = request.path_params["model"]
         service.check_model(name)
         return JSONResponse(entries.get(name) or entries[names[0]])
@@ -88,9 +95,11 @@ def page_routes(live: LiveState) -> list[Route]:
     """Return the routes of the status page and of the numbers that it shows."""
 
     def state(_request: Request) -> Response:  # not async, so it runs in a thread
+        """Respond with the numbers of the status page as JSON; runs in a thread."""
         return JSONResponse(live.read(), headers={"Cache-Control": "no-store"})
 
     async def page(_request: Request) -> Response:
+        """Respond with the status page."""
         return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
     return [Route("/", page), Route("/live", state)]
@@ -100,6 +109,7 @@ def tokenizer_route(service: GenerationService) -> Route:
     """Return the route of vLLM's `/tokenizer_info`: what a client needs to tokenize as this model does."""
 
     async def info(_request: Request) -> Response:
+        """Respond with the tokenizer's facts. NotFoundError if the model has none."""
         model = service.model
         if model.tokenizer is None:
             raise NotFoundError(f"{model.manifest.name} has no tokenizer; send token ids as prompts")
@@ -129,6 +139,7 @@ def metrics_route(metrics: Metrics) -> Route:
     under_way: Counter[str] = Counter()  # by network
 
     async def expose(request: Request) -> Response:
+        """Respond with the metrics; QueueFullError if the network already reads them too often at a time."""
         network = network_of(request.client.host if request.client else "")
         if under_way[network] >= METRICS_OF_A_NETWORK:
             text = f"{METRICS_OF_A_NETWORK} requests for /metrics from {network} wait; ask again in {RETRY_SECONDS:g} s"
@@ -142,6 +153,7 @@ def metrics_route(metrics: Metrics) -> Route:
                 del under_way[network]
 
     def respond(request: Request) -> Response:
+        """Write the metrics that the query names, in the format that the client accepts; runs in a thread."""
         names = request.query_params.getlist("name[]")[:MOST_NAMES]
         per_head = request.query_params.get("attention") == "head"
         text, content_type = metrics.text(request.headers.get("accept", ""), names, per_head=per_head)

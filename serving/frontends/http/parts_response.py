@@ -54,7 +54,7 @@ class PartsResponse(ResponseBuilder):
         prompt: int,  # noqa: ARG002
         prompt_logprobs: Iterable[TokenLogprobs] | None,  # noqa: ARG002
     ) -> list[dict[str, Any]]:
-        """Return the events with which a stream begins, before any part."""
+        """Return the events with which a stream begins, before any part; the arguments are not used."""
         return self.opening()
 
     def delta(self, choice: int, event: Delta) -> list[dict[str, Any]]:  # noqa: ARG002
@@ -66,6 +66,7 @@ class PartsResponse(ResponseBuilder):
         return [*self._end(event.reason), *self.closing(event.reason, event.matched, event.usage)]
 
     def _add(self, parts: MessageParts) -> list[dict[str, Any]]:
+        """Return the stream's events for new thoughts, text and calls; a part ends where another kind begins."""
         events: list[dict[str, Any]] = []
         for kind, text in ((REASONING, parts.reasoning), (TEXT, parts.content)):
             if not text:
@@ -81,9 +82,11 @@ class PartsResponse(ResponseBuilder):
         return events
 
     def _end(self, reason: FinishReason) -> list[dict[str, Any]]:
+        """Return the stream's events for the end of a completion: held text, and the end of the open part."""
         return [*self._add(self._parser.end(cut=reason is not FinishReason.STOP)), *self._close()]
 
     def _close(self) -> list[dict[str, Any]]:
+        """Return the events that end the open part; empty if none is open."""
         if self._open is None:
             return []
         events = self.part_ends(self._open, self.text)
@@ -93,6 +96,7 @@ class PartsResponse(ResponseBuilder):
     def _whole(
         self, completion: Completion, prompt: int, prompt_logprobs: Iterable[TokenLogprobs] | None
     ) -> dict[str, Any]:
+        """Raise NotImplementedError, because `whole` of these responses does not build choices."""
         raise NotImplementedError("`whole` is another here")
 
     @abstractmethod
@@ -120,8 +124,14 @@ class PartsResponse(ResponseBuilder):
 
     @abstractmethod
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """Return the events with which a stream ends, after all parts."""
+        """Return the events with which a stream ends, after all parts.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """
 
     @abstractmethod
     def body(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> dict[str, Any]:
-        """Return the JSON body of a response that is no stream, with `parts` in it."""
+        """Return the JSON body of a response that is no stream, with `parts` in it.
+
+        `matched` is the stop string or stop token that ended the completion, None for another reason.
+        """

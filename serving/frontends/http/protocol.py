@@ -67,6 +67,7 @@ class StrictBuffer(ReceiveBuffer):
         return lines
 
     def _refuse(self, sentence: str, status: int = BAD_REQUEST) -> NoReturn:
+        """Keep status and sentence of a malformed request as `problem`, and raise h11's RemoteProtocolError."""
         self.problem = (status, sentence)
         raise RemoteProtocolError(sentence, error_status_hint=status)
 
@@ -158,6 +159,7 @@ class Protocol(H11Protocol):
         return None
 
     def _end_late(self, part: str, seconds: float) -> None:
+        """Close a connection whose `part` did not arrive within `seconds`; status 408 if some of the request did."""
         if part == "body" or self.conn.trailing_data[0]:
             self._refuse(TIMEOUT, LATE.format(part=part, seconds=seconds))
         self.transport.close()
@@ -168,7 +170,7 @@ class Protocol(H11Protocol):
         self.transport.close()
 
     def _refuse(self, status: int, sentence: str) -> None:
-        """Respond in place of the application, unless its response has begun."""
+        """Send a response of this status with the sentence in JSON, unless the application's response has begun."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # so that the application says nothing more
             self.cycle.message_event.set()
@@ -182,6 +184,7 @@ class Protocol(H11Protocol):
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    """Cancel the timer, if there is one."""
     if timer is not None:
         timer.cancel()
 
@@ -190,7 +193,10 @@ def health_only(app: Any, paths: tuple[str, ...], refuse: Any) -> Callable[[Any,
     """Return an application for a connection beyond the limit: `refuse` for all but health. It serves one request."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
+        """Serve health checks by the application and refuse all else; close the connection afterwards."""
+
         async def closing(message: Any) -> None:
+            """Send a message, with the header "connection: close" at the start of the response."""
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)

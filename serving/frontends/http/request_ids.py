@@ -30,6 +30,7 @@ class RequestIdMiddleware:
         scope[STATE] = (request_id, valid)
 
         async def with_id(message: Message) -> None:
+            """Send a message, with the request's id among the headers of the response."""
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)

@@ -83,6 +83,11 @@ class ResponseLimit:
             raise FieldError(name, f"{name} {message}; {limit}")
 
     def _within_whole(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with a limit of tokens, so that all completions of the response can be held.
+
+        Raises:
+            FieldError: max_tokens is too large for a response that is no stream.
+        """
         params = request.params
         if params.max_tokens is None:
             room = (MOST_WHOLE_TOKENS - self._new) // (params.n * max(self._prompts, 1))
@@ -96,6 +101,7 @@ class ResponseLimit:
         return request
 
     def _count(self, tokens: int, top: int) -> None:
+        """Count tokens and their log-probabilities, `top` + 1 numbers per token."""
         self._tokens += tokens
         self._numbers += tokens * (1 + top)
 

@@ -15,17 +15,17 @@ def record(**fields: Schema) -> Schema:
 
 
 def listed(entry: Schema) -> Schema:
-    """Return the schema of a list of such entries."""
+    """Return the JSON schema of a list whose entries have the schema `entry`."""
     return {"type": "array", "items": entry}
 
 
 def optional(schema: Schema) -> Schema:
-    """Return the schema of such a value or null."""
+    """Return the JSON schema of a value that has this schema or is null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def constant(value: str) -> Schema:
-    """Return the schema of a value that is always this text."""
+    """Return the JSON schema of a value that is always this text."""
     return {"const": value}
 
 

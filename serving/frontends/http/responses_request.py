@@ -134,11 +134,15 @@ class ResponsesRequest(RequestBody):
     def response(
         self, endpoint: Endpoint, request_id: str, parser: Callable[[], MessageParser], prompt_tokens: int
     ) -> ResponseBuilder:
-        """Return the builder of the response of the Responses API."""
+        """Return the builder of the response in the form of the Responses API.
+
+        `parser` makes a parser of thoughts and tool calls; `prompt_tokens` is reported as usage.
+        """
         settings = self.model_dump(by_alias=True, exclude={"input"})
         return ResponsesResponse(request_id, endpoint.name, endpoint.texts, parser, prompt_tokens, settings)
 
     def _messages(self) -> list[dict[str, Any]]:
+        """Return the instructions and input as the messages of a chat."""
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         for number, item in enumerate(items):
@@ -146,6 +150,7 @@ class ResponsesRequest(RequestBody):
         return messages
 
     def _format(self) -> ResponseFormat | None:
+        """Return the requested format of the text as /v1/chat/completions has it; None if there is none."""
         form = None if self.text is None else self.text.format
         if form is None:
             return None
@@ -200,6 +205,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | dict[str, Any] | None) -> Any:
+    """Return the tool choice as /v1/chat/completions has it. FieldError for a tool that is no function."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") != "function":

@@ -57,10 +57,12 @@ class ResponsesResponse(PartsResponse):
         self._items = 0
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event of the stream of type `kind`, with the next sequence number."""
         self._numbers += 1
         return {"type": kind, "sequence_number": self._numbers - 1, **fields}
 
     def _response(self, status: str, usage: dict[str, Any] | None, incomplete: str | None = None) -> dict[str, Any]:
+        """Return the response object; `incomplete` is the reason for which it is incomplete, None if complete."""
         return {
             "id": self._id,
             "object": "response",
@@ -82,9 +84,11 @@ class ResponsesResponse(PartsResponse):
         return [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
 
     def _position(self) -> dict[str, Any]:
+        """Return the fields that say where in the output the current part is."""
         return {"item_id": self._item_id, "output_index": len(self.parts), "content_index": 0}
 
     def _new_id(self, prefix: str) -> str:
+        """Return a new id for an item of the output, such as "msg_..." for the prefix "msg"."""
         self._items += 1
         self._item_id = f"{prefix}_{self._id.removeprefix('resp_')}_{self._items}"
         return self._item_id
@@ -137,7 +141,10 @@ class ResponsesResponse(PartsResponse):
         return events
 
     def closing(self, reason: FinishReason, matched: str | int | None, usage: Usage) -> list[dict[str, Any]]:
-        """Return the event `response.completed`, or `response.incomplete` for a completion that was cut off."""
+        """Return the event `response.completed`, or `response.incomplete` for a completion that was cut off.
+
+        `matched`, the stop string or stop token, is not reported.
+        """
         response = self.body(reason, matched, usage)
         return [self._event(f"response.{response['status']}", response=response)]
 
@@ -164,16 +171,21 @@ class ResponsesResponse(PartsResponse):
 
 
 def _content_name(kind: str) -> str:
+    """Return the name of a part's content: "reasoning_text" or "output_text"."""
     return "reasoning_text" if kind == REASONING else "output_text"
 
 
 def _content(kind: str, text: str) -> dict[str, Any]:
+    """Return the content object of a thought or of text."""
     more: dict[str, Any] = {} if kind == REASONING else {"annotations": [], "logprobs": []}
     return {"type": _content_name(kind), "text": text, **more}
 
 
 def _item(kind: str, item_id: str, status: str, text: str | None) -> dict[str, Any]:
-    """Return an item of the output; `text` is None while the item has no content."""
+    """Return an item of the output as a JSON object: a message, or reasoning by its `kind`.
+
+    `text` is None while the item has no content.
+    """
     content = [] if text is None else [_content(kind, text)]
     if kind == REASONING:
         return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}

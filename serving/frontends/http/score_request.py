@@ -40,7 +40,10 @@ class ScoreRequest(EncoderRequest):
         return self._encode(request_id, "text_2", texts=inputs_of_pairs(model, {"text_1": first, "text_2": second}))
 
     def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """Return the body with the score of each pair."""
+        """Return the response's JSON object with the score of each pair of texts.
+
+        `values` are the model's outputs, a row per text, and `tokens` is the number of tokens that were read.
+        """
         first = 1 if isinstance(self.text_1, str) else len(self.text_1)
         scores = enumerate(scores_of_pairs(model, values, first, activate=self.use_activation is not False))
         return {
@@ -84,10 +87,14 @@ class RerankRequest(EncoderRequest):
 
     @property
     def _texts(self) -> list[str]:
+        """The texts of the documents, in their order."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
     def body(self, model: TextEncoder, request_id: str, values: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-        """Return the body with the `top_n` best documents, the best first."""
+        """Return the response's JSON object with the `top_n` best documents, the best first.
+
+        `values` are the model's outputs, a row per text, and `tokens` is the number of tokens that were read.
+        """
         documents = self._texts
         scores = scores_of_pairs(model, values, 1, activate=self.use_activation is not False)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self.top_n or None]
@@ -131,7 +138,10 @@ def inputs_of_pairs(model: TextEncoder, fields: Mapping[str, list[str]]) -> list
 
 
 def scores_of_pairs(model: TextEncoder, values: NDArray[np.float32], first: int, *, activate: bool) -> list[float]:
-    """Return the score of each pair; `first` is the number of first texts among the embeddings in `values`."""
+    """Return the score of each pair; `first` is the number of first texts among the embeddings in `values`.
+
+    `activate` applies the model's activation to the scores of a classification head.
+    """
     if model.embedding is None:
         assert model.manifest.classification is not None
         scored = activated(values[:, 0].astype(np.float64), model.manifest.classification, on=activate)

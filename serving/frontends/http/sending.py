@@ -41,7 +41,10 @@ async def completions(streams: list[EventStream[GenerateRequest]]) -> list[Compl
 async def send_whole(
     response: ResponseBuilder, completions: list[Completion], trace: Mapping[str, str], send: Send
 ) -> None:
-    """Send a response in one body. Many logprobs take seconds to write, so a thread does it, not the event loop."""
+    """Send one or several completions as one JSON response; `trace` are further headers.
+
+    A thread writes the JSON, because many log-probabilities take seconds, which would block the event loop.
+    """
     await send_json(await asyncio.to_thread(lambda: compact_json(response.whole(completions)).encode()), trace, send)
 
 
@@ -125,6 +128,10 @@ async def _send_start(
     *,
     large: bool,
 ) -> None:
+    """Send the chunks that begin a choice: its role, and the prompt with its log-probabilities if requested.
+
+    `large` converts them in a thread. `running` adds the usage so far to each chunk, None does not.
+    """
     if not large:
         for chunk in response.start(choice, prompt, event.logprobs):
             await _send_data(send, response, chunk if running is None else running.in_chunk(chunk))
@@ -136,6 +143,7 @@ async def _send_start(
 
 
 async def _send_data(send: Send, response: ResponseBuilder, data: dict[str, Any]) -> None:
+    """Send a JSON object as one server-sent event, in the form of `response`."""
     await send_pieces(send, response.frame(data).encode())
 
 
@@ -146,7 +154,7 @@ async def send_pieces(send: Send, body: bytes) -> None:
 
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers in the form that ASGI has for them."""
+    """Return headers as ASGI has them: pairs of bytes with lower-case names."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
@@ -158,6 +166,7 @@ async def _merged(streams: list[EventStream[GenerateRequest]]) -> AsyncGenerator
     """
 
     async def following(stream: EventStream[GenerateRequest]) -> Event | None:
+        """Return the stream's next event; None at its end."""
         return await anext(stream, None)
 
     pending = {asyncio.ensure_future(following(stream)): number for number, stream in enumerate(streams)}
@@ -183,6 +192,7 @@ async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) 
     """
 
     async def disconnected() -> None:
+        """Wait until the client has gone."""
         while (await receive())["type"] != "http.disconnect":
             pass
 

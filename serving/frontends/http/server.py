@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
         }
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start accepting connections."""
+        """Start to accept connections on the listening sockets."""
         self.servers = []
         for listener in sockets or ():
             listener.setblocking(False)
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and end the open ones."""
+        """Accept no more connections on the listening sockets, and end the open ones."""
         for listener in sockets or ():
             asyncio.get_running_loop().remove_reader(listener)
         for task in self._accepting:
@@ -131,10 +131,12 @@ class _Server(uvicorn.Server):
         yield
 
     def _listen(self, listening: socket.socket) -> None:
+        """Watch a listening socket for connections, unless the server is ending."""
         if not self.should_exit and listening.fileno() >= 0:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
+        """Accept one connection. If the process has no descriptor left, end the oldest idle connection and wait."""
         try:
             accepted, address = listening.accept()
         except OSError as error:
@@ -163,6 +165,7 @@ class _Server(uvicorn.Server):
         """Serve a connection, which with TLS begins with a handshake."""
 
         def protocol() -> Protocol:
+            """Return the HTTP protocol of a new connection, with the application that its admission allows."""
             uvicorns = {"config": self.config, "server_state": self.server_state, "app_state": {}, "_loop": loop}
             return Protocol(self._limits, self._connections, self._apps[admission], self._refusals, **uvicorns)
 

@@ -20,6 +20,7 @@ def _page() -> str:
     """Return the page with its style and scripts in it."""
 
     def read(name: str) -> str:
+        """Return the text of a file of the page."""
         return (Path(__file__).with_name("page") / name).read_text(encoding="utf-8")
 
     scripts = "\n".join(map(read, ("heads.js", "attention.js", "playground.js", "live.js")))
@@ -101,6 +102,7 @@ class LiveState:
 
 
 def _attention(model: AttentionModel) -> dict[str, Any]:
+    """Return the state of a model's attention for the status page as JSON values, entropies in nats."""
     snapshot = model.heads.snapshot()  # without a flush, because a delay of a second does no harm here
     recent = snapshot.recent
     state: dict[str, Any] = {
@@ -128,4 +130,5 @@ def _attention(model: AttentionModel) -> dict[str, Any]:
 
 
 def _rounded(values: NDArray[np.float64]) -> list[Any]:
+    """Return an array as nested lists of numbers rounded to `DIGITS`."""
     return json_numbers(values.round(DIGITS))

@@ -48,6 +48,7 @@ class TokenTexts:
 
     @cached_property
     def _parts(self) -> Mapping[int, bytes] | None:
+        """The bytes of tokens that are parts of characters, by token id; None without a tokenizer."""
         return None if self._tokenizer is None else parts_of_characters(json.loads(self._tokenizer.to_json()))
 
     def named_by_ids(self) -> "TokenTexts":
@@ -57,6 +58,7 @@ class TokenTexts:
         return named
 
     def _read(self, token_id: int) -> TokenText:
+        """Return the text, name and bytes of a token."""
         if self._tokenizer is None:
             return TokenText(name := f"token_id:{token_id}", name, None, 0, inside=False)
         text = self._tokenizer.token(token_id)
@@ -73,6 +75,7 @@ class TokenTexts:
 
 
 def _name(utf8: bytes) -> str:
+    """Return OpenAI's name of a token: its text, or "bytes:" and its escaped bytes if these are not UTF-8."""
     try:
         return utf8.decode()
     except UnicodeDecodeError:
@@ -113,6 +116,7 @@ _BYTES = {chr(byte): byte for byte in PRINTABLE} | {
 
 
 def _byte_level(token: str) -> bytes:
+    """Return the bytes of a token of byte-level BPE, whose letters stand for bytes."""
     try:
         return bytes(_BYTES[letter] for letter in token)
     except KeyError:  # the token is plain text, as added tokens are
@@ -120,5 +124,6 @@ def _byte_level(token: str) -> bytes:
 
 
 def _byte_fallback(token: str) -> bytes:
+    """Return the bytes of a token: one byte for "<0xNN>", else its UTF-8."""
     byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
     return token.encode() if byte is None else bytes.fromhex(byte[1])

@@ -34,7 +34,10 @@ class TokenizerRequest(RequestBody, ABC):
 
     @classmethod
     def most_bytes(cls, most: int, context_limit: int) -> int:  # noqa: ARG003
-        """Return the size of the largest body that may be valid; `most` is the limit of any request."""
+        """Return the largest size of a body that may be valid, in bytes.
+
+        `most` is the limit of any request, and `context_limit` the model's, in tokens.
+        """
         return most
 
     @abstractmethod
@@ -111,7 +114,7 @@ class DetokenizeRequest(TokenizerRequest):
 
 
 def most_tokens(context_limit: int) -> int:
-    """Return the largest number of tokens that a request may decode."""
+    """Return how many tokens a request to detokenize may have, at least the model's context."""
     return max(MOST_TOKENS, context_limit)
 
 
@@ -124,18 +127,21 @@ def tokenization(
     service, template = endpoint.service, endpoint.template
 
     def respond(body: bytes) -> Response:
+        """Return the response to the request in `body`; runs in a thread."""
         request = endpoint.fields.parse(kind, body)
         service.check_model(request.model)
         # Python's own encoder would keep the interpreter's lock for half a second with a million tokens.
         return Response(to_json(request.respond(service.model, template)), media_type="application/json")
 
     async def route(request: Request) -> Response:
+        """Respond to a request, or with its error in the form of the API."""
         try:
             return await counted(request)
         except SharpError as error:
             return refusal(error)
 
     async def counted(request: Request) -> Response:
+        """Read the body within the limit of buffers and respond; log a refusal."""
         origin = origin_of(request.scope)
         logged = refusals_logged(origin, service.model.manifest.name)
         with logged, service.buffers.hold() as held:

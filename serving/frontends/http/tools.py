@@ -87,6 +87,8 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Too
 def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
     """Return a grammar of nothing but calls of these tools, with arguments that match the schemas.
 
+    `several` allows more than one call.
+
     Raises:
         FieldError: the schemas are too long.
     """
@@ -96,6 +98,8 @@ def calls_only(tools: Sequence[Tool], *, several: bool) -> Guided:
 
 def calls_or_json(tools: Sequence[Tool], schema: Any, *, several: bool) -> Guided:
     """Return a grammar of either calls of these tools or JSON that matches the schema.
+
+    `several` allows more than one call.
 
     Raises:
         FieldError: the schemas are too long.
@@ -110,6 +114,8 @@ def calls_or_json(tools: Sequence[Tool], schema: Any, *, several: bool) -> Guide
 
 def calls_or_words(tools: Sequence[Tool], *, several: bool) -> Guided:
     """Return a grammar of words and calls of these tools; a strict tool's arguments match its schema.
+
+    `several` allows more than one call.
 
     Raises:
         FieldError: the schemas are too long.
@@ -133,6 +139,7 @@ def schemas_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _arguments_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's JSON schema with no further properties allowed; schemas that combine others stay as they are."""
     if schema.get("properties") == {} and schema.keys() <= ANNOTATED:
         return NO_ARGUMENTS
     text = json.dumps(schema)
@@ -166,6 +173,7 @@ def _rules(tools: Sequence[Tool], schemas: Sequence[dict[str, Any]]) -> list[str
 
 
 def _guided(rules: list[str], what: str) -> Guided:
+    """Return the guide of these grammar rules. FieldError if they are too long for tools that are `what`."""
     try:
         return Guided(grammar="\n".join(rules), marks=(CALL_START, CALL_END))
     except FieldError as error:

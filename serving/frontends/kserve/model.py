@@ -48,6 +48,7 @@ class KServeModel:
         """Return the model's name and version, and the names, datatypes and shapes of its input and output tensors."""
 
         def described(tensors: Sequence[TensorKind]) -> list[messages.ModelMetadataResponse.TensorMetadata]:
+            """Return name, type and shape of tensors as KServe's messages."""
             tensor = messages.ModelMetadataResponse.TensorMetadata
             return [tensor(name=kind.name, datatype=kind.datatype, shape=kind.shape) for kind in tensors]
 
@@ -136,6 +137,10 @@ class KServeModel:
                     yield response
 
     def _read(self, request: messages.ModelInferRequest, *, streams: bool) -> object:
+        """Check model and version, and return the request as the model's inference reads it.
+
+        `streams` says whether the RPC can stream its response.
+        """
         self.check(request.model_name, request.model_version)
         return self._inference.read(request, streams=streams)
 
@@ -147,6 +152,6 @@ class KServeModel:
 
 
 def stream_error(request: messages.ModelInferRequest, message: str, model: str) -> messages.ModelStreamInferResponse:
-    """Return the message of a stream for a request that failed."""
+    """Return the stream's response to a request that failed, with `message` as the error and the request's id."""
     failed = messages.ModelInferResponse(model_name=model, id=request.id)
     return messages.ModelStreamInferResponse(error_message=message, infer_response=failed)

@@ -97,6 +97,7 @@ class TensorInference:
         yield whole
 
     def _prepare(self, request: OwnTensors) -> TensorRequest:
+        """Return the engine's request of these tensors, with a new id."""
         return self._model.prepare_tensors(TensorRequest(new_request_id(), request.inputs))
 
 

@@ -15,10 +15,12 @@ class _Duration:
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
+        """Count one duration in seconds."""
         self.count += 1
         self.seconds += seconds
 
     def message(self) -> messages.StatisticDuration:
+        """Return count and sum (ns) as KServe's message."""
         return messages.StatisticDuration(count=self.count, ns=round(self.seconds * 1e9))
 
 

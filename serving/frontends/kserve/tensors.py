@@ -88,11 +88,12 @@ def read_strings(name: str, content: bytes) -> list[bytes]:
 
 
 def raw_string(content: bytes) -> bytes:
-    """Return one string in the form of a BYTES tensor."""
+    """Return one string as an element of a BYTES tensor: its length in 4 bytes, little-endian, then its bytes."""
     return struct.pack("<I", len(content)) + content
 
 
 def _text(name: str, content: bytes) -> str:
+    """Return UTF-8 bytes as text. FieldError for the input `name` if they are not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -128,6 +129,7 @@ def response(model: str, request_id: str, outputs: Mapping[str, str | float]) ->
 
 
 def _raw(datatype: str, value: str | float) -> bytes:
+    """Return the bytes of one element: a text with its length before it, or a little-endian number."""
     if isinstance(value, str):
         return raw_string(value.encode())
     return struct.pack("<f" if datatype == "FP32" else "<I", value)

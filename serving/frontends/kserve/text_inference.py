@@ -117,6 +117,7 @@ class TextInference:
     def _last(
         self, request_id: str, request: InferenceRequest, outputs: OutputTensors, text: str, finished: Finished
     ) -> messages.ModelInferResponse:
+        """Return the last response of an inference, with the rest of the text, and count the request."""
         self._statistics.add(finished)
         last = response(self._name, request_id, outputs.tensors(request.outputs, text, finished.reason))
         last.parameters[FINISH_REASON].string_param = str(finished.reason)
@@ -125,6 +126,7 @@ class TextInference:
         return last
 
     def _prepare(self, request: InferenceRequest) -> GenerateRequest:
+        """Return the engine's request with an id of its own. FieldError names fields as the client wrote them."""
         # The engine's request gets an id of its own, because the client's id need not be unique.
         try:
             return self._service.model.abilities.require_generator().prepare(request.generate)

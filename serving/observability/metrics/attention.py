@@ -172,14 +172,23 @@ class _Metric:
 
 
 def _recent(field: str) -> Lines:
+    """Return the function that writes a gauge of the recent window's statistic `field` [layers, heads]."""
     return lambda view, name: view.gauge(name, getattr(view.snapshot.recent, field, None))
 
 
 def _of_heads(field: str, over_heads: Callable[..., Any] = np.mean) -> Lines:
+    """Return the function that writes a gauge of the snapshot's `field` [layers, heads].
+
+    `over_heads`, called as np.mean, combines the heads of a layer where one value per layer is shown.
+    """
     return lambda view, name: view.gauge(name, getattr(view.snapshot, field), over_heads)
 
 
 def _of_model(value: Callable[[_View], float], suffix: str = "") -> Lines:
+    """Return the function that writes one number of the whole model; `suffix` follows the metric's name.
+
+    `value` returns the number for the state of a model's metrics.
+    """
     return lambda view, name: template(name + suffix, (view.model.labels,)) % value(view)
 
 

@@ -49,6 +49,7 @@ class Baseline(BaseModel):
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:
+        """Check that edges and counts have entries for the same layers, heads and ranges, else raise ValueError."""
         heads = len(self.edges[0]) if self.edges else 0
         for name, table, width in (("edges", self.edges, BINS - 1), ("counts", self.counts, BINS)):
             ranges = [bins for layer in table for head in layer for bins in head]
@@ -104,7 +105,10 @@ def ranged(rows: AttentionRows) -> tuple[NDArray[np.float64], NDArray[np.int64]]
 def make_baseline(
     manifest: Manifest, corpus: str, values: NDArray[np.float64], ranges: NDArray[np.int64]
 ) -> Baseline | None:
-    """Return the baseline of a corpus from the results of `ranged`, or None if no range has enough tokens."""
+    """Return the baseline of a corpus from the results of `ranged`, or None if no range has enough tokens.
+
+    `values` are [layers, tokens, heads], and `ranges` has the range of context of each token.
+    """
     found, tokens = np.unique(ranges, return_counts=True)
     contexts = found[tokens >= LEAST_RANGE_TOKENS].tolist()
     if not contexts:
@@ -172,6 +176,7 @@ class Drift:
 
 
 def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return counts [..., bins] as shares that add up to 1, smoothed so that none is 0."""
     smoothed = counts + SMOOTHING
     shares: NDArray[np.float64] = smoothed / smoothed.sum(-1, keepdims=True)
     return shares

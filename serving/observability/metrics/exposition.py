@@ -43,7 +43,10 @@ def labelled(**labels: str) -> str:
 
 @lru_cache(maxsize=64)
 def template(name: str, labels: tuple[str, ...], value: str = "%r") -> str:
-    """Return a line for each series of a metric, with a placeholder for its value that the operator `%` fills."""
+    """Return a metric's lines in Prometheus's format as a template for the operator `%`, one line for each of `labels`.
+
+    An entry of `labels` is a series' labels as in braces; `value` is the placeholder of its number.
+    """
     starts = (f"{name}{{{series}}} ".replace("%", "%%") for series in labels)
     return "".join(f"{start}{value}\n" for start in starts)
 
@@ -72,6 +75,7 @@ def encode(
 
 
 def _text(family: Family, openmetrics: bool) -> str:
+    """Return a metric family as Prometheus or OpenMetrics text; they differ in names of counters and in units."""
     name = f"{family.name}_total" if family.kind == "counter" and not openmetrics else family.name
     unit = f"# UNIT {name} {unit_of(family.name)}\n" if openmetrics and unit_of(family.name) else ""
     return f"# HELP {name} {family.description}\n# TYPE {name} {family.kind}\n{unit}{family.lines}"

@@ -185,6 +185,7 @@ class HeadStatistics:
             )
 
     def _share_unsharpened(self) -> NDArray[np.float64] | None:
+        """Return the share [layers, heads] of recent tokens with entropy above the head's reach, or None."""
         tokens = sum(count for _, count in self._unsharpened)
         if not tokens:
             return None
@@ -192,6 +193,7 @@ class HeadStatistics:
         return np.where(np.isnan(self._reach), np.nan, rows)
 
     def _run(self) -> None:
+        """Add up queued rows until the object is closed; the function of its thread."""
         while rows := self._next():
             try:
                 self._add(rows)
@@ -202,6 +204,7 @@ class HeadStatistics:
                 self._changed.notify_all()
 
     def _next(self) -> AttentionRows | None:
+        """Wait for queued rows and return them; None once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._closed)
             if not self._pending:
@@ -211,6 +214,7 @@ class HeadStatistics:
             return rows
 
     def _add(self, rows: AttentionRows) -> None:
+        """Add the statistics of a step's tokens to the sums; tokens that are NaN or infinite are only counted."""
         finite = np.asarray(np.isfinite(rows.stats).all(axis=(0, 2, 3)))  # a NaN would stay in the sums forever
         if not finite.all():
             rows = rows.of(finite)

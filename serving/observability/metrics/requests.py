@@ -84,12 +84,15 @@ class RequestFamilies:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, description: str, *labels: str) -> Counter:
+            """Register a counter, labelled by model and `labels`; its unit follows from its name."""
             return Counter(name, description, ["model", *labels], unit=unit_of(name), registry=registry)
 
         def gauge(name: str, description: str, *labels: str) -> Gauge:
+            """Register a gauge, labelled by model and `labels`; its unit follows from its name."""
             return Gauge(name, description, ["model", *labels], unit=unit_of(name), registry=registry)
 
         def histogram(name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
+            """Register a histogram with these upper bounds of buckets, labelled by model."""
             return Histogram(name, description, ["model"], unit=unit_of(name), registry=registry, buckets=buckets)
 
         self.counters = {field: counter(*described) for field, described in COUNTERS.items()}
@@ -159,6 +162,7 @@ class RequestMetrics:
             histograms["step"].observe(seconds)
 
     def _complete(self, completed: Completed) -> None:
+        """Observe a completed sequence in the histograms of tokens and seconds."""
         exemplar, histograms = _exemplar(completed.request_id), self._histograms
         histograms["prompt"].observe(completed.prompt_tokens, exemplar)
         histograms["generated"].observe(completed.generated_tokens, exemplar)
