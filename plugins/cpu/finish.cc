@@ -166,6 +166,7 @@ bool finish_tile(const Problem& problem, const Tile& tile, const Part* parts, in
     stats[2] = parts[0].states[index].inverse_temperature;
     stats[3] = highest - lowest;
     if (columns > 4) stats[4] = static_cast<float>(sink_mass);
+    if (std::isnan(stats[0])) std::fill_n(stats, columns, std::numeric_limits<float>::quiet_NaN());  // no weights
   }
   return finite;
 }

@@ -1,4 +1,4 @@
-"""All statistics of a row with a NaN among its logits are NaN: in the reference, the function body and PyTorch."""
+"""All statistics of a row with a NaN among its logits are NaN: in the reference, the CPU op, the function body and PyTorch."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,12 @@ def run_torch(case: Case) -> AttentionOutput:
     return AttentionOutput(*(result.numpy() for result in results))
 
 
-IMPLEMENTATIONS = {"reference": run_reference, "body": lambda case: cases.run(case, kernel=False), "torch": run_torch}
+IMPLEMENTATIONS = {
+    "reference": run_reference,
+    "kernel": lambda case: cases.run(case, kernel=True),
+    "body": lambda case: cases.run(case, kernel=False),
+    "torch": run_torch,
+}
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
