@@ -1,4 +1,4 @@
-"""All statistics of a row with a NaN among its logits are NaN: in the reference, the CPU op, the function body and PyTorch."""
+"""All statistics of a row with a NaN among its logits are NaN: reference, CPU op, function body and PyTorch."""
 
 import numpy as np
 import pytest
