@@ -2,8 +2,8 @@
 
 python -m bench.gpu.instructions --output bench/results/gpu_instructions.json
 
-Each pass over the keys is one loop; of prompts that over full tiles is counted, and where a kernel has loops with and
-without statistics those without. Of a tile and a multiprocessor
+Each pass over the keys is one loop over full tiles, which need no masks; where a kernel has loops with and without
+statistics, those without are counted. Of a tile and a multiprocessor
     issue     cycles of its instructions, one a cycle of each of its four schedulers
     special   cycles of those that go to the special-function units (MUFU: exponentials, logarithms, reciprocals), 16 a
               cycle
@@ -32,8 +32,8 @@ from sharp.plugins.triton import sampling, variants
 from sharp.plugins.triton.options import Options
 
 # Rates of a multiprocessor of sm_90 per cycle: PRODUCTS_PER_CYCLE pairs of 16 bits are multiplied and added (989 TFLOPS
-# of 132 multiprocessors at 1.83 GHz), and BYTES_PER_CYCLE are read (3.35 TB/s).
-CAPABILITY, PRODUCTS_PER_CYCLE, SCHEDULERS, SPECIAL_PER_CYCLE, BYTES_PER_CYCLE = 90, 2048, 4, 16, 13.9
+# of 132 multiprocessors at 1.83 GHz), and BYTES_PER_CYCLE are read (4.8 TB/s, the H200's; a B200 reads 29).
+CAPABILITY, PRODUCTS_PER_CYCLE, SCHEDULERS, SPECIAL_PER_CYCLE, BYTES_PER_CYCLE = 90, 2048, 4, 16, 19.9
 Phase = Literal["prefill", "split", "decode", "screen"]
 # The kernels of a phase that have loops with matrix products, and their passes in the order of the code, each with the
 # number of times that it visits a tile of keys (entmax at alpha 1.5 in bfloat16).
@@ -63,6 +63,10 @@ KERNELS: dict[Phase, dict[str, dict[str, dict[str, int]]]] = {
     },
 }
 PROMPTS = ("prefill", "split")
+WITH_MASKED_LOOPS = (
+    *("prefill", "prefill_observe", "prefill_count", "prefill_settled"),
+    *("decode_stream", "decode_observe"),
+)
 WITHOUT_VALUES = ("observe", "aim", "count", "screen", "survivors")
 NAMES = [*KERNELS["decode"]]
 # The type of the query and, if it is another, that of the cache.
@@ -191,19 +195,19 @@ def inspect(normalizer: str, head_dim: int, phase: Phase = "prefill", types: str
         used = kernel.constants["OPTIONS"]
         listing = compiled(kernel)
         registers += [int(number) for number in re.findall(r"REG:(\d+)", listing)]
-        for name, body in zip(names, full_loops(listing, phase, function, len(names)), strict=True):
+        for name, body in zip(names, full_loops(listing, function, len(names)), strict=True):
             passes.append(counted(name, names[name], body, kernel.warps, phase, types, used))
     tile = (used.rows, used.keys)
     return PhaseWork(phase, normalizer, dtype, cache or dtype, tile, kernel.warps, max(registers), passes)
 
 
-def full_loops(listing: str, phase: Phase, function: str, passes: int) -> list[Counter[str]]:
+def full_loops(listing: str, function: str, passes: int) -> list[Counter[str]]:
     """Return the instruction counts of the loops over full tiles of kernel `function`, one per pass over the keys.
 
     `listing` is the kernel's disassembly, and `passes` how many passes it makes.
     """
     bodies = loops(listing)
-    if phase not in PROMPTS:
+    if function not in WITH_MASKED_LOOPS:
         return without_statistics(bodies, passes)
     # A pass has two loops: first over tiles that some row does not see whole, with masks, then over full tiles.
     # The first kernel of entmax over parts of the keys has one more loop, which comes first.

@@ -27,6 +27,7 @@ import triton.language as tl
 from sharp.plugins.triton.loads import (
     blocks_of,
     cache_of,
+    every_block_mapped,
     head_values,
     length_term,
     load_pages,
@@ -110,6 +111,20 @@ def collects(collect_stats, OPTIONS: tl.constexpr):
 
 
 @triton.jit
+def full_tiles(low, high, begins, ends, exists, cache, OPTIONS: tl.constexpr):
+    """Return the bounds of a walk over a split's keys [low, high): (low, full_low, full_high, high).
+
+    Between full_low and full_high every row that exists sees every key, and every key has a block, so that tiles need
+    no masks. The rows see the keys [begins, ends); `cache` is the walk's.
+    """
+    first, last = tl.max(tl.where(exists, begins, 0)), tl.min(tl.where(exists, ends, high))
+    full_low = tl.maximum(low, (first + OPTIONS.keys - 1) // OPTIONS.keys * OPTIONS.keys)
+    full_high = tl.minimum(last, high) // OPTIONS.keys * OPTIONS.keys
+    full = (full_low < full_high) & every_block_mapped(low, high, cache, OPTIONS)
+    return low, tl.where(full, full_low, low), tl.where(full, full_high, low), high
+
+
+@triton.jit
 def observe_split(
     bounds,
     source,
@@ -128,8 +143,11 @@ def observe_split(
     """
     ALONE: tl.constexpr = MODE == "observe"
     exists, scale = stored[1], source[3][0]
-    state = walk(bounds, source, (0.0, 0.0), stored, OPTIONS, MODE, "none", STATISTICS, ALONE)
+    state = walk(bounds, source, (0.0, 0.0), stored, OPTIONS, MODE, "all", STATISTICS, ALONE)
     state = added_up(state, logit_factor(scale, OPTIONS), OPTIONS, ALONE)
+    peak, total, weighted_log, highest, lowest, visible, support, output, opposed = state
+    visible += (bounds[2] - bounds[1]).to(tl.float32)  # a walk counts the keys of tiles with masks only
+    state = (peak, total, weighted_log, highest, lowest, visible, support, output, opposed)
     store_sums(sums, index, exists, state, scale, OPTIONS, True, not ALONE, STATISTICS)
     if not ALONE:
         store_output(outputs, index, exists, state[7], OPTIONS)
@@ -201,7 +219,7 @@ def decode_stream(
         row = (position + tokens, begins, ends, slope, length_term(row, cache, parameters, OPTIONS), n)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
     source = (rows, row, cache, (scale, softcap, 0.0))
-    bounds, stored = (low, low, low, high), (0.0, exists)
+    bounds, stored = full_tiles(low, high, begins, ends, exists, cache, OPTIONS), (0.0, exists)
     index = split_row(item, tokens, most_tokens, q_heads, heads)
     if collects(collect_stats, OPTIONS):
         if OPTIONS.statistics:
@@ -258,7 +276,8 @@ def decode_observe(
     tensors = (key_cache, key_cache, key_scale, key_scale)
     cache = cache_of(tensors, block_table, sequence, max_blocks, slots, begin, end, kv_head, kv_heads, OPTIONS)
     rows = load_query(query, row_numbers(first, count, tokens, heads, q_heads, OPTIONS), exists, OPTIONS)
-    source, bounds = (rows, row, cache, (scale, softcap, 0.0)), (low, low, low, high)
+    source = (rows, row, cache, (scale, softcap, 0.0))
+    bounds = full_tiles(low, high, begins, ends, exists, cache, OPTIONS)
     own = scratch_row(unit, tokens, most_tokens, q_heads, heads)
     stored = (logits + own * max_blocks * OPTIONS.block_size, exists)
     index = split_row(item, tokens, most_tokens, q_heads, heads)

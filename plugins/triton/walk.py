@@ -103,8 +103,11 @@ def visit(
             visible += sees.to(tl.float32)
     if STORE:
         pointers, exists = stored
-        inside = keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS)  # whole blocks, so that reads may be vectors
-        tl.store(pointers[:, None] + keys[None, :], logits * factor, mask=exists[:, None] & inside[None, :])
+        written = exists[:, None]
+        if MASKED:
+            inside = keys // OPTIONS.block_size < blocks_of(cache[6], OPTIONS)  # whole blocks, so reads may be vectors
+            written = written & inside[None, :]
+        tl.store(pointers[:, None] + keys[None, :], logits * factor, mask=written)
 
     live = False
     if STATISTICS and MODE != "count" and MODE != "settled":
@@ -184,7 +187,7 @@ def walk(
     if FULL == "all":
         for tile in tl.range(full_low // OPTIONS.keys, full_high // OPTIONS.keys):
             start = tile * OPTIONS.keys
-            state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, False, False, STATISTICS)
+            state, _ = visit(start, state, source, solution, stored, OPTIONS, MODE, STORE, False, STATISTICS)
     if FULL == "listed":
         listed, count = stored
         EACH: tl.constexpr = OPTIONS.listed_keys // OPTIONS.keys  # tiles per entry of the list
