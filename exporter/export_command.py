@@ -140,12 +140,9 @@ class ExportFlags:
                 raise click.UsageError(f"{option} is for FILE.py:CLASS, and SOURCE is {self.source}; leave it out")
 
 
-LOADING = "Loading PyTorch"
-
-
 def shares_of_time(flags: ExportFlags, reference: Reference | None) -> dict[str, float]:
     """Return the names of the phases of an export in their order, with about the share of its time that each takes."""
-    shares = {LOADING: 4.0} | ({} if reference is None else {f"Making {reference.name}": 2.0})
+    shares = {"Loading PyTorch": 4.0} | ({} if reference is None else {f"Making {reference.name}": 2.0})
     shares["Reading the checkpoint"] = 4.0
     if flags.dry_run:
         return shares
@@ -182,7 +179,6 @@ def run_export(flags: ExportFlags) -> None:
         flags.check_no_class()
     console = Console(stderr=True, quiet=flags.quiet)
     with PhaseBar(console, time.monotonic(), shares_of_time(flags, reference)) as phase:
-        phase(LOADING, 1)
         progress = phase.progress
 
         def on_source(read: Source) -> None:

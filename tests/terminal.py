@@ -20,6 +20,9 @@ def on_terminal(command: Sequence[str], **variables: str) -> tuple[int, str]:
                 shown += part
         except OSError:  # Linux reports that the other end is closed
             pass
+        except BaseException:  # such as the end of a test's time
+            process.kill()
+            raise
         finally:
             os.close(ours)
     return process.returncode, shown.decode().replace("\r\n", "\n")

@@ -262,7 +262,7 @@ def adapt(
                     highlight=False,
                 )
 
-        phase("Loading PyTorch", 1)
+        bars.add_task("Loading PyTorch", total=1)  # on a terminal; a log has no line before a refusal
         from sharp.exporter.adapt.adapt import adapt as run
         from sharp.exporter.adapt.settings import AdaptSettings
         from sharp.exporter.sources.norm_options import NormOptions

@@ -353,10 +353,12 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     (other / "mine").touch()
     command = [sys.executable, "-c", leave, str(target)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        left = Path(process.stdout.readline().strip())
-        remove_stale(target)
-        assert left.is_dir()  # the export that made the folder still runs
-        process.kill()
+        try:
+            left = Path(process.stdout.readline().strip())
+            remove_stale(target)
+            assert left.is_dir()  # the export that made the folder still runs
+        finally:
+            process.kill()
     remove_stale(target)
     assert sorted(tmp_path.iterdir()) == [other]
     running = Staging(target)
