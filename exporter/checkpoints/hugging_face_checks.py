@@ -122,7 +122,9 @@ def find_architecture(path: Path, facts: PreTrainedConfig) -> Architecture:
     """
     layer_types = [str(kind) for kind in getattr(facts, "layer_types", None) or ()]
     others = [kind for kind in layer_types if kind not in ATTENTION_LAYERS]
-    if others and (facts.model_type in ARCHITECTURES or len(others) < len(layer_types)):
+    # transformers calls the layers of models such as Mamba, which have no attention at all, linear_attention.
+    recurrent = facts.model_type not in ARCHITECTURES and {*layer_types} == {"linear_attention"}
+    if others and not recurrent:
         raise InputError(
             f"{path} cannot be exported: {len(others)} of its {len(layer_types)} layers are {others[0]}, and Sharp "
             "exports models whose layers are all full or sliding-window attention; sharp-export --list has them"

@@ -70,18 +70,18 @@ def test_matrix_products_of_prompts_run_ahead(normalizer: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("normalizer", "loops", "contiguous"),
     [
-        ("softmax", {"decode_stream": 2, "prefill": 4}, False),
+        ("softmax", {"decode_stream": 4, "prefill": 4}, False),
         (
             "adaptive_softmax",
-            {"decode_observe": 2, "decode_settled": 2, "prefill": 8, "prefill_observe": 4, "prefill_settled": 4},
+            {"decode_observe": 4, "decode_settled": 2, "prefill": 8, "prefill_observe": 4, "prefill_settled": 4},
             True,
         ),
-        ("entmax", {"decode_observe": 2, "prefill": 12} | ENTMAX_LOOPS, False),
-        ("entmax", {"decode_observe": 2, "prefill": 12} | ENTMAX_LOOPS, True),
+        ("entmax", {"decode_observe": 4, "prefill": 12} | ENTMAX_LOOPS, False),
+        ("entmax", {"decode_observe": 4, "prefill": 12} | ENTMAX_LOOPS, True),
     ],
 )
 def test_keys_and_values_are_loaded_ahead(normalizer: str, loops: dict[str, int], contiguous: bool) -> None:
-    # A prompt's pass has a loop over full tiles and a loop over the others, each with and without statistics.
+    # A pass has a loop over full tiles and a loop over the others, each with and without statistics.
     power = "two" if normalizer == "entmax" else ""
     options = Options(normalizer, "bfloat16", "bfloat16", 64, 64, 16, True, power=power, contiguous=contiguous)
     # entmax's kernels take longest to compile, so this uses the options that another test has compiled
