@@ -121,7 +121,7 @@ class AttentionNorm(nn.Module):
 
     `active` is False while the module attends with plain softmax. `observer`, if set, is called once for each norm of
     the layer in every attention call, with the query heads, their query, key and value [batch, heads, tokens, dim], and
-    the keyword arguments of `normalized_attention`.
+    the keyword arguments of `normalized_attention`. `mixing`, if set, multiplies each head's output.
     """
 
     def __init__(self, described: AdaptedNorm, layer: int = 0) -> None:
@@ -130,6 +130,7 @@ class AttentionNorm(nn.Module):
         self.describe(described)
         self.active = True  # False means plain softmax, as in the model without the norm
         self.observer: Observer | None = None
+        self.mixing: Tensor | None = None  # [q_heads, value_dim, value_dim]; only while `sharp adapt` runs
         self._input: list[Tensor] = []  # a list, because torch.export allows no tensor to be set on a module
 
     def describe(self, described: AdaptedNorm) -> None:
@@ -255,7 +256,7 @@ def adapted_attention(
     if not kept:
         if norm.observer is not None:
             norm.observer(own, query, key, value, options)
-        return normalized_attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+        return _finished(norm, normalized_attention(query, key, value, **options)), None
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for heads, changed in ((own, {}), (kept, {"norm": "softmax", "head_params": None})):
         if heads:
@@ -264,7 +265,17 @@ def adapted_attention(
             if norm.observer is not None:
                 norm.observer(heads, *part, given)
             output[:, list(heads)] = normalized_attention(*part, **given)
-    return output.transpose(1, 2).contiguous(), None
+    return _finished(norm, output), None
+
+
+def _finished(norm: AttentionNorm, output: Tensor) -> Tensor:
+    """Return an attention output as [batch, tokens, q_heads, value_dim], with the corrections of `norm` if it has them.
+
+    `output` is [batch, q_heads, tokens, value_dim].
+    """
+    if norm.active and norm.mixing is not None:
+        output = output @ norm.mixing.to(output.dtype)
+    return output.transpose(1, 2).contiguous()
 
 
 def _of_heads(tensor: Tensor, heads: tuple[int, ...], q_heads: int) -> Tensor:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from sharp.core.errors import InputError
 from sharp.exporter.adapt.budget import WINDOWS_VERSION, Plan, Planner
-from sharp.exporter.adapt.calibration import Calibration, calibrate, check_calibrated, start_from
+from sharp.exporter.adapt.calibration import (
+    CALIBRATION_VERSION,
+    Calibration,
+    calibrate,
+    calibrated_lengths,
+    check_calibrated,
+    start_from,
+)
 from sharp.exporter.adapt.figures import token_losses, windows_of
 from sharp.exporter.adapt.measurement import (
     Before,
@@ -95,8 +102,11 @@ def adapt(
     path, folder = Path(path), Path(folder)
     check_adaptable(path)
     check_norm(settings.norm, settings.norm_options)
+    normalizer = get_norm(settings.norm).normalizer
+    if settings.calibrate == "auto":
+        settings = replace(settings, calibrate="first" if normalizer == "entmax" else "no")
     if settings.calibrate != "no":
-        check_calibrated(settings.norm, get_norm(settings.norm).normalizer)
+        check_calibrated(settings.norm, normalizer)
     work = folder.resolve().with_name(f"{folder.resolve().name}.partial")
     check_output(folder, work)
     processes, device = join(settings.device)
@@ -188,8 +198,10 @@ def _distil(run: _Run, student: Student, text: TrainingText, unlike: Tensor, rea
         before = measure_before(run.work, identity, before, student, texts, run.phase)
     began, calibration = time.monotonic(), None
     if settings.calibrate != "no":
-        advance = run.phase("Calibrating the heads", config.layers)
-        calibration = calibrate(student, text.train, settings.max_error, advance)
+        longest = min(config.max_context, before.measures.calibrated)
+        sequences = len(calibrated_lengths(len(text.train), longest))
+        advance = run.phase("Calibrating the heads", config.layers * sequences)
+        calibration = calibrate(student, text.train, settings.max_error, advance, longest)
         student = start_from(student, calibration)
     seconds = time.monotonic() - began
     if state is None:
@@ -265,7 +277,7 @@ def _report(run: _Run, found: _Distilled, text: TrainingText, unlike: str) -> Me
         "text_sha256": _digest(text.train),
         "unlike": unlike,
         "seconds": round(found.seconds, 1),
-        "calibration": None if calibration is None else asdict(calibration) | {"kept_share": calibration.kept_share},
+        "calibration": None if calibration is None else calibration.record(),
         "device": str(run.device),
         "processes": run.processes.count,
         "versions": {name: version(name) for name in ("torch", "transformers", "peft", "sharp-attention")},
@@ -316,7 +328,7 @@ def _identity(student: Student, settings: AdaptSettings, text: TrainingText, unl
     for name in ("text", "held_out", "keep_adapter", "measure_speed", "device"):
         fields.pop(name)
     fields |= {"teacher": student.opened.sha256, "text": _digest(text.train), "unlike": _digest(unlike)}
-    fields |= {"processes": processes, "windows": WINDOWS_VERSION}
+    fields |= {"processes": processes, "windows": WINDOWS_VERSION, "calibration": CALIBRATION_VERSION}
     if student.described.scheme.normalizer == "adaptive_softmax":
         fields["temperature"] = student.described.temperature_coefficients
     return json.dumps(fields, sort_keys=True, default=str)

@@ -3,12 +3,12 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from sharp.core.errors import InputError
-from sharp.exporter.adapt.calibration import LONGEST, candidates
+from sharp.exporter.adapt.calibration import calibrated_lengths, candidates
 from sharp.exporter.adapt.measurement import Before
 from sharp.exporter.adapt.measures import MEASURED, Measures, smaller
 from sharp.exporter.adapt.rates import Rates
@@ -24,6 +24,10 @@ MEASURED_SHARE = 0.4
 WINDOW_TOKENS, EVEN_LENGTH = 0.8, 2048
 # A resumed run of another version of the choice of windows would compare different windows.
 WINDOWS_VERSION = 3
+CALIBRATED_SHARE, LEAST_CALIBRATED = (
+    0.2,
+    512,
+)  # share of the budget that a calibration longer than so many tokens may take
 SPARE = 0.1  # share of the budget that is left for phases that take longer than planned
 LEAST_STEPS = 10  # steps of the shortest training that a budget is spent on
 
@@ -71,12 +75,8 @@ class Planner:
         Raises:
             InputError: the budget is too small for the smallest measurements and ten steps of training.
         """
-        settings = self.settings
         choices = [before.measures] if before is not None else self._choices()
-        calibrating = 0.0
-        if settings.calibrate != "no":
-            length = min(self.train_tokens, self.context, LONGEST)
-            calibrating = self.rates.calibrating(length, len(candidates(self.normalizer)))
+        calibrated, calibrating = self._calibrated(choices[-1])
         least = self.recipe(self._least_tokens)
         left = self._limit - spent - calibrating - self.writing
         needed = sum(self._measuring(choices[-1], before)) + self.rates.training(least)
@@ -95,7 +95,23 @@ class Planner:
             "measuring the student": student,
             "writing": self.writing,
         }
+        measures = replace(measures, calibrated=calibrated)
         return Plan(measures, recipe, {name: found for name, found in seconds.items() if found > 0})
+
+    def _calibrated(self, measures: Measures) -> tuple[int, float]:
+        """Return the longest sequence of the calibration, in tokens, and the seconds of the calibration, 0 without one.
+
+        It is that of `measures`, halved until the calibration takes no more than its share of the budget. An
+        interrupted run has the same as before, because its measures have it.
+        """
+        longest, seconds = measures.calibrated, 0.0
+        while self.settings.calibrate != "no":
+            lengths = calibrated_lengths(self.train_tokens, min(self.context, longest))
+            seconds = self.rates.calibrating(lengths, len(candidates(self.normalizer)))
+            if seconds <= CALIBRATED_SHARE * self._limit or longest <= LEAST_CALIBRATED:
+                break
+            longest //= 2
+        return longest, seconds
 
     def tokens_after(self, plan: Plan, spent: float, before: Before) -> int:
         """Return the tokens to train on, `spent` seconds after the start, when the figures `before` are measured.
@@ -125,7 +141,9 @@ class Planner:
         short_steps = max(1, (tokens - long_steps * long_length * long_batch) // (batch * length))
         steps, longest = short_steps + long_steps, long_length if long_steps else 0
         path = settings.calibrate == "no"  # calibrated heads fit the final norm, not the path to it
-        return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed, path, dtype=self.dtype)
+        return Recipe(
+            steps, length, batch, long_steps, longest, long_batch, settings.seed, True, path, dtype=self.dtype
+        )
 
     @property
     def _limit(self) -> float:

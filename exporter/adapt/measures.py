@@ -15,6 +15,7 @@ from sharp.exporter.adapt.figures import (
     windows_of,
 )
 
+CALIBRATED = 8192  # longest sequence of a calibration, even if the model's context is longer
 MEASURED = 4  # context of the perplexities by position that short windows reach, in lengths of training sequences
 
 
@@ -27,12 +28,14 @@ class Measures:
         longest: the longest context of the perplexities by position, in tokens.
         windows: the most windows of `length` tokens of a text.
         trials: the prompts for each length and depth of a needle; 0: retrieval is not measured.
+        calibrated: the longest sequence of the calibration, in tokens.
     """
 
     length: int
     longest: int
     windows: int = WINDOWS
     trials: int = TRIALS
+    calibrated: int = CALIBRATED
 
     def windows_of(self, tokens: Tensor) -> list[Tensor]:
         """Return the windows int64 [windows, tokens] of a text int64 [n]: the short ones, then those by position."""

@@ -1,12 +1,12 @@
 """The measured speed of a run, from which the time of its phases is estimated."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from sharp.exporter.adapt.calibration import QUERIES
+from sharp.exporter.adapt.calibration import calibrated_passes
 from sharp.exporter.adapt.figures import token_losses, windows_of
 from sharp.exporter.adapt.measures import MEASURED
 from sharp.exporter.adapt.recipe import Recipe
@@ -61,10 +61,12 @@ class Rates:
         evaluations = recipe.steps // evaluated_every(recipe.steps) + 1
         return seconds + evaluations * self.student.of_passes([recipe.length] * EVALUATION_WINDOWS)
 
-    def calibrating(self, length: int, candidates: int) -> float:
-        """Return the seconds of comparing that many candidates for every head over `length` tokens."""
-        queries = min(QUERIES, length)
-        return self.teacher.of_passes([length]) + candidates * queries / length * self.student.of_passes([length])
+    def calibrating(self, lengths: Sequence[int], candidates: int) -> float:
+        """Return the seconds of comparing that many candidates for every head over sequences of these lengths."""
+        passes = zip(lengths, calibrated_passes(lengths, candidates), strict=True)
+        return self.teacher.of_passes(lengths) + sum(
+            share * self.student.of_passes([length]) for length, share in passes
+        )
 
 
 def measure_rates(

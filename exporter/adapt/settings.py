@@ -7,7 +7,8 @@ from sharp.core.errors import InputError
 from sharp.exporter.adapt.recipe import DTYPES
 from sharp.exporter.sources.norm_options import NO_OPTIONS, NormOptions
 
-MAX_ERROR = 0.3  # largest relative error of a calibrated head's output
+MAX_ERROR = 0.2  # largest relative error of a calibrated head's output; bench/notes/adapt.md has what it costs
+CALIBRATES = ("auto", "no", "first", "only")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class AdaptSettings:
             may make it shorter.
         measure_speed: export teacher and student, and measure how fast both decode.
         calibrate: "first": every head starts with the parameters that change its output least (`calibration.py`);
-            "only": the same without training; "no": heads start with the norm's start values.
+            "only": the same without training; "no": heads start with the norm's start values; "auto": "first" for
+            entmax and its family, otherwise "no".
         max_error: the largest relative error of calibrated heads; all heads of a KV head with more keep softmax.
 
     Raises:
@@ -62,7 +64,7 @@ class AdaptSettings:
     keep_adapter: bool = False
     measure_length: int | None = None
     measure_speed: bool = False
-    calibrate: str = "no"
+    calibrate: str = "auto"
     max_error: float = MAX_ERROR
 
     def __post_init__(self) -> None:
@@ -87,8 +89,8 @@ class AdaptSettings:
             )
         if self.stage not in ("short", "long"):
             raise InputError(f"--stage is {self.stage!r}, but must be short or long")
-        if self.calibrate not in ("no", "first", "only"):
-            raise InputError(f"calibrate is {self.calibrate!r}, but must be no, first or only")
+        if self.calibrate not in CALIBRATES:
+            raise InputError(f"calibrate is {self.calibrate!r}, but must be one of: {', '.join(CALIBRATES)}")
         if not 0 <= self.max_error <= 1e6:
             raise InputError(f"--max-error is {self.max_error:g}, but must be from 0 to 1e6")
         if self.dtype not in ("auto", *DTYPES):

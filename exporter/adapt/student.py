@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from sharp.core.errors import InputError
+from sharp.core.errors import InputError, SharpError
+from sharp.exporter.adapt.mixing import fold_mixings
 from sharp.exporter.checkpoints.hooked_model import HookedDecoder
 from sharp.exporter.checkpoints.hugging_face import TransformersModel, hooked_model, open_model
 from sharp.exporter.checkpoints.hugging_face_checks import check_own_attention
@@ -266,6 +267,9 @@ def finish(student: Student, adapter_folder: Path | None = None) -> AdaptedNorm:
 
     Returns:
         The description of the norm; its `scaled_queries` is False if the factors of heads became part of the weights.
+
+    Raises:
+        SharpError: the corrections of head outputs could not become part of the weights, which `calibrate` has tried.
     """
     model = student.model
     if adapter_folder is not None:
@@ -282,6 +286,8 @@ def finish(student: Student, adapter_folder: Path | None = None) -> AdaptedNorm:
             linear: Any = module  # every kind of adapted layer has its own get_delta_weight
             base.weight += linear.get_delta_weight("default").to(base.weight.dtype)
             model.set_submodule(name, base)
+    if not fold_mixings(model, student.described.attention_modules):
+        raise SharpError("the corrections of the heads do not fit into the trained output projections; report this")
     described = _fold_scales(student)
     del model.peft_config
     for norm in attention_norms(model):

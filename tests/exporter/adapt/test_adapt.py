@@ -113,7 +113,7 @@ def test_generation_with_a_cache_and_padding_is_that_without(teacher, text: Path
 
 def test_the_adapter_is_one_that_peft_loads(teacher, text: Path, tmp_path: Path) -> None:
     path, folder = teacher(), tmp_path / "student"
-    adapt(path, settings(text, keep_adapter=True), folder)
+    adapt(path, settings(text, keep_adapter=True, calibrate="no"), folder)
     base = AutoModelForCausalLM.from_pretrained(path)
     merged = PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload().state_dict()
     before, written = (load_file(path / "model.safetensors") for path in (path, folder))
@@ -206,7 +206,8 @@ def test_products_are_in_bfloat16_where_the_processor_has_instructions_for_them(
 def test_bfloat16_learns_what_float32_does(teacher, text: Path, tmp_path: Path) -> None:
     path = teacher()
     reports = [
-        adapt(path, settings(text, dtype=dtype, tokens=24 * 40), tmp_path / dtype) for dtype in ("float32", "bfloat16")
+        adapt(path, settings(text, dtype=dtype, tokens=24 * 40, calibrate="no"), tmp_path / dtype)
+        for dtype in ("float32", "bfloat16")
     ]
     raw, whole, half = (
         reports[index][name]["unlike"]["perplexity"] for index, name in ((0, "raw"), (0, "student"), (1, "student"))
@@ -347,7 +348,7 @@ def test_alpha_grows_to_its_own_in_the_first_half_of_the_run(teacher, text: Path
         return step(student, input_ids, dtype)
 
     monkeypatch.setattr(training, "train_step", watched)
-    chosen = settings(text, stage="short", norm_options=NormOptions(alpha=2.05))
+    chosen = settings(text, stage="short", calibrate="no", norm_options=NormOptions(alpha=2.05))
     report = adapt(teacher(), chosen, tmp_path / "student")
     assert report is not None and report["alpha"] == 2.05
     assert set(seen[:-8]) == {1.05}  # the speed is measured where a step takes longest

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,8 +15,19 @@ import sharp.models.hugging_face  # noqa: F401 - teaches transformers the model 
 from sharp.core.errors import InputError
 from sharp.core.manifest import read_manifest
 from sharp.exporter.adapt.adapt import adapt
-from sharp.exporter.adapt.calibration import FACTORS, _above, calibrate, query_positions, start_from
+from sharp.exporter.adapt.calibration import (
+    CHECKED,
+    FACTORS,
+    FIRST_MIXED_QUERY,
+    LARGER,
+    MIXED_QUERIES,
+    _above,
+    calibrate,
+    query_positions,
+    start_from,
+)
 from sharp.exporter.adapt.cli import adapt as command
+from sharp.exporter.adapt.mixing import RIDGE
 from sharp.exporter.adapt.settings import AdaptSettings
 from sharp.exporter.adapt.student import make_student
 from sharp.exporter.adapt.text import read_text
@@ -68,15 +80,30 @@ def test_the_factor_of_a_head_is_the_one_of_least_error_by_the_entmax_package(te
     with torch.no_grad():
         model(ids[None])
     positions = query_positions(len(ids))
+    mixed = query_positions(len(ids), MIXED_QUERIES, FIRST_MIXED_QUERY)
+    checks = torch.arange(len(mixed)) % CHECKED == 0
     for layer, (logits, value) in enumerate(seen):
-        logits = logits[:, positions]
         expected = logits.softmax(-1) @ value
-        errors = torch.stack(
-            [((entmax15(c * logits, -1) @ value - expected).square().sum((1, 2))) for c in FACTORS]
-        ) / expected.square().sum((1, 2))
-        best = errors.sqrt().min(0)
-        assert found.errors[layer] == pytest.approx(best.values.tolist(), rel=1e-2, abs=1e-4)
-        assert [choice.factor for choice in found.choices[layer]] == [FACTORS[index] for index in best.indices]
+        outputs = torch.stack([entmax15(c * logits, -1) @ value for c in FACTORS])
+        best = (outputs - expected)[:, :, positions].square().sum((2, 3)).argmin(0)
+        for head, choice in enumerate(found.choices[layer]):
+            tried = FACTORS[best[head] : best[head] + 1 + LARGER]
+            assert choice.factor in tried
+            errors = []
+            for factor in tried:
+                x = outputs[FACTORS.index(factor), head, mixed].double().numpy()
+                y = expected[head, mixed].double().numpy()
+                fitted = x[~checks]
+                weight = RIDGE * np.square(fitted).sum() / fitted.shape[1]
+                # Ridge regression as least squares: the rows of weight^0.5 say that the matrix should be 1.
+                one = weight**0.5 * np.eye(x.shape[1])
+                matrix = np.linalg.lstsq(np.concatenate([fitted, one]), np.concatenate([y[~checks], one]))[0]
+                wrong = np.linalg.norm(x[checks] @ matrix - y[checks])
+                errors.append((wrong / np.linalg.norm(y[checks]), factor, matrix))
+            least, factor, matrix = min(errors, key=lambda each: each[0])
+            assert found.errors[layer][head] == pytest.approx(least, rel=1e-2, abs=1e-4)
+            assert choice.factor == factor
+            np.testing.assert_allclose(found.mixings[layer][head].numpy(), matrix, atol=2e-3)
     assert len({choice.factor for choices in found.choices for choice in choices}) > 1
 
 
