@@ -230,8 +230,8 @@ def _read(
     """Let one model read document `number` of `tokens` tokens and respond to its questions; return its line.
 
     The entries of the line are those of `evaluate`. A question has the entries among (whether the expected choice is
-    the likeliest; None without scores), text (whether the greedy text is right), depth, choices (their number) and, for
-    task tracking, hops.
+    the likeliest; None without scores), nats (-ln of its probability among the choices; None without its score), text
+    (whether the greedy text is right), depth, choices (their number) and, for task tracking, hops.
 
     Raises:
         InputError: the document cannot be made of the text, or a server does not respond.
@@ -241,8 +241,10 @@ def _read(
     tasks: dict[str, list[Line]] = {task: [] for task in settings.tasks}
     questions = [question for question in document.questions if question.task in tasks]
     for question, response in zip(questions, reader.ask(questions), strict=True):
+        nats = response.nats(question)
         entry = {
             "among": response.right_among(question),
+            "nats": None if nats is None else round(nats, 4),
             "text": response.right_text(question),
             "depth": question.depth,
             "choices": len(set(question.choices)),

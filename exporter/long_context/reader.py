@@ -1,5 +1,6 @@
 """The interface of models that read a document once and then respond to questions about the document."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +29,14 @@ class Response:
         if self.scores is None:
             return None
         return bool(self.scores) and max(self.scores, key=self.scores.__getitem__) == question.expected
+
+    def nats(self, question: Question) -> float | None:
+        """Return -ln of the expected choice's probability among those with a score; None if it has no score."""
+        if self.scores is None or question.expected not in self.scores:
+            return None
+        highest = max(self.scores.values())
+        total = sum(math.exp(score - highest) for score in self.scores.values())
+        return math.log(total) + highest - self.scores[question.expected]
 
     def right_text(self, question: Question) -> bool:
         """Whether the text begins with the expected words, as whole words; punctuation around words is ignored."""

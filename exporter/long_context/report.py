@@ -15,7 +15,8 @@ from sharp.exporter.long_context.intervals import Estimate, difference, ratio
 
 Line = dict[str, Any]
 PICTURE, PAGE, FIGURES = "evaluation.png", "evaluation.html", "evaluation.json"
-SCORES = {"among": "among the choices", "text": "greedy text"}
+SCORES = {"among": "right among the choices", "text": "right greedy text", "nats": "nats of the expected choice"}
+ACCURACIES = ("among", "text")  # the scores that are shares of right responses
 DEPTHS = 4  # parts of a document in figures by depth
 
 
@@ -57,7 +58,7 @@ def _task(own: Sequence[Line], first: Sequence[Line], task: str) -> Line:
     """Return the figures of one task, from the lines of one model (`own`) and of the first model, of one length.
 
     The entries are questions (their number), chance (the accuracy of a random choice), and for each of `SCORES` the
-    `Estimate` of the accuracy as a dict, with by_depth, for task tracking by_hops, and for other models than the first
+    `Estimate` of its mean as a dict, with by_depth, for task tracking by_hops, and for other models than the first
     against_first (the difference); a score is None if the model does not report it. The task must have questions.
     """
     own = [line for line in own if line["tasks"].get(task)]
@@ -67,7 +68,7 @@ def _task(own: Sequence[Line], first: Sequence[Line], task: str) -> Line:
         "chance": sum(1 / question["choices"] for question in questions) / len(questions),
     }
     for score in SCORES:
-        if any(question[score] is None for question in questions):
+        if any(question.get(score) is None for question in questions):  # older results have no nats
             found[score] = None
             continue
         found[score] = asdict(ratio(*_sums(own, task, score)))
@@ -80,21 +81,21 @@ def _task(own: Sequence[Line], first: Sequence[Line], task: str) -> Line:
     return found
 
 
-def _sums(lines: Sequence[Line], task: str, score: str) -> tuple[list[int], list[int]]:
-    """Return two lists with an entry per document: the right responses to a task's questions, and the questions.
+def _sums(lines: Sequence[Line], task: str, score: str) -> tuple[list[float], list[int]]:
+    """Return two lists with an entry per document: the sum of a score over a task's questions, and their number.
 
-    `score` is the field of a question that says whether the response was right.
+    `score` is one of `SCORES`; those of accuracy count the right responses.
     """
     return (
-        [sum(bool(question[score]) for question in line["tasks"][task]) for line in lines],
+        [sum(float(question[score]) for question in line["tasks"][task]) for line in lines],
         [len(line["tasks"][task]) for line in lines],
     )
 
 
 def _paired(
     own: Sequence[Line], first: Sequence[Line], task: str, score: str
-) -> tuple[list[int], list[int], list[int]] | None:
-    """Return right responses of both models, and questions, for the documents on which both have the same questions.
+) -> tuple[list[float], list[float], list[int]] | None:
+    """Return sums of a score of both models, and questions, for the documents on which both have the same questions.
 
     None if there is no such document, or if the first model has no such score.
     """
@@ -104,7 +105,7 @@ def _paired(
         for line in own
         if line["document"] in others and len(line["tasks"][task]) == len(others[line["document"]]["tasks"][task])
     ]
-    if not pairs or any(question[score] is None for _, other in pairs for question in other["tasks"][task]):
+    if not pairs or any(question.get(score) is None for _, other in pairs for question in other["tasks"][task]):
         return None
     mine, asked = _sums([line for line, _ in pairs], task, score)
     theirs, _ = _sums([other for _, other in pairs], task, score)
@@ -112,13 +113,13 @@ def _paired(
 
 
 def _parts(questions: Sequence[Line], score: str, part_of: Callable[[Line], int]) -> list[float | None]:
-    """Return the share of questions whose `score` is true, per index that `part_of` gives a question.
+    """Return the mean of a score over questions, per index that `part_of` gives a question.
 
     An index without questions has None.
     """
-    parts: dict[int, list[bool]] = {}
+    parts: dict[int, list[float]] = {}
     for question in questions:
-        parts.setdefault(part_of(question), []).append(bool(question[score]))
+        parts.setdefault(part_of(question), []).append(float(question[score]))
     return [
         sum(parts[index]) / len(parts[index]) if index in parts else None for index in range(max(parts, default=-1) + 1)
     ]
@@ -207,18 +208,21 @@ def tables(figures: Line) -> list[Line]:
             cells = {
                 key: row["tasks"][task][score]
                 for key, row in rows.items()
-                if task in row["tasks"] and row["tasks"][task][score] is not None
+                if task in row["tasks"] and row["tasks"][task].get(score) is not None
             }
             if not cells:
                 continue
             chance = (
                 f", chance {next(row['tasks'][task]['chance'] for row in rows.values() if task in row['tasks']):.0%}"
             )
+            form = "{:.0%}" if score in ACCURACIES else "{:.2f}"
             found.append(
                 {
-                    "title": f"{task}, right {said}{chance if score == 'among' else ''}",
+                    "title": f"{task}, {said}{chance if score == 'among' else ''}",
                     "columns": ["model", *(f"{length:,}" for length in lengths)],
-                    "rows": [[model, *(_cell(cells.get((model, length))) for length in lengths)] for model in models],
+                    "rows": [
+                        [model, *(_cell(cells.get((model, length)), form) for length in lengths)] for model in models
+                    ],
                 }
             )
     if any(row["heads"] for row in rows.values()):
@@ -257,18 +261,22 @@ def tables(figures: Line) -> list[Line]:
     return found
 
 
-def _cell(estimate: Line | None) -> str:
-    """Return a table cell: the share in %, its interval or standard error; "" for None.
+def _cell(estimate: Line | None, form: str) -> str:
+    """Return a table cell: the mean, its interval or standard error, each in the format string `form`; "" for None.
 
     An arrow says that the model differs from the first, up or down.
     """
     if estimate is None:
         return ""
-    if estimate["standard_error"] is None:
-        return f"{estimate['value']:.0%}"
-    if estimate["low"] is None:
-        return f"{estimate['value']:.0%} ± {estimate['standard_error']:.0%}"
-    shown = f"{estimate['value']:.0%} ({estimate['low']:.0%} to {estimate['high']:.0%})"
+    value, low, high, error = (
+        "" if estimate[name] is None else form.format(estimate[name])
+        for name in ("value", "low", "high", "standard_error")
+    )
+    if not error:
+        return value
+    if not low:
+        return f"{value} ± {error}"
+    shown = f"{value} ({low} to {high})"
     against = estimate.get("against_first")
     if against is not None and against["low"] is not None and (against["low"] > 0 or against["high"] < 0):
         shown += f" {'▲' if against['value'] > 0 else '▼'}"

@@ -1,6 +1,7 @@
 """`sharp evaluate` on tiny models: every kind of MODEL, controls, resumed runs, and refusals."""
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -108,6 +109,8 @@ def test_more_documents_and_models_are_added_to_what_is_there(teacher, text: Pat
     found = figures(tmp_path / "out")
     assert [row["documents"] for row in found["rows"]] == [2, 2]
     assert found["rows"][1]["tasks"]["retrieval"]["among"]["against_first"] is not None
+    assert found["rows"][1]["tasks"]["retrieval"]["nats"]["against_first"] is not None
+    assert 0 < found["rows"][0]["tasks"]["retrieval"]["nats"]["value"] < 10
     assert len(documents(tmp_path / "out")) == 4  # the incomplete line is gone, so every line can be read
     again = run("--compare", teacher(), teacher("qwen3"), *shared, "--documents", 2)
     assert again.exit_code == 0 and "opening" not in again.output
@@ -324,3 +327,5 @@ def test_a_text_is_right_where_it_begins_with_the_word(said: str, right: bool) -
     assert Response(None, said).right_text(question) == right
     assert Response({" apple": -2.0, " river": -1.0}, said).right_among(question) is True
     assert Response({}, said).right_among(question) is False
+    assert Response({" apple": -2.0, " river": -1.0}, said).nats(question) == pytest.approx(math.log(1 + math.exp(-1)))
+    assert Response({}, said).nats(question) is None
