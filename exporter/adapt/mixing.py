@@ -59,6 +59,7 @@ class OutputSums:
         return (squares.clamp(min=0) / self.yy.clamp(min=1e-30)).sqrt()
 
 
+@torch.no_grad()
 def takes_mixings(model: PreTrainedModel, attention_modules: Sequence[str]) -> bool:
     """Whether matrices of heads can become part of the output projections of all attention modules.
 
@@ -66,13 +67,23 @@ def takes_mixings(model: PreTrainedModel, attention_modules: Sequence[str]) -> b
     into the projections, and is left as it was.
     """
     norms = attention_norms(model)
+    dims: list[int] = []
+    for norm in norms:
+        norm.observer = lambda _heads, _query, _key, value, _options: dims.append(value.shape[-1])
+    try:
+        model(input_ids=_probe(model), use_cache=False)
+    finally:
+        for norm in norms:
+            norm.observer = None
     projections = _output_projections(model, attention_modules)
-    if projections is None:
+    if projections is None or len(dims) != len(norms):
+        return False
+    widths = [norm.described.q_heads * dim for norm, dim in zip(norms, dims, strict=True)]
+    if [_width(projection) for projection in projections] != widths:
         return False
     generator = torch.Generator().manual_seed(0)
-    for norm, projection in zip(norms, projections, strict=True):
+    for norm, projection, dim in zip(norms, projections, dims, strict=True):
         heads = norm.described.q_heads
-        dim = _width(projection) // heads
         noise = PROBED_SIZE * torch.randn(heads, dim, dim, generator=generator)
         norm.mixing = (torch.eye(dim) + noise).to(projection.weight)
     kept = [projection.weight.clone() for projection in projections]
@@ -96,8 +107,7 @@ def fold_mixings(model: PreTrainedModel, attention_modules: Sequence[str]) -> bo
     projections = _output_projections(model, attention_modules)
     if projections is None:
         return False
-    device = next(model.parameters()).device
-    tokens = torch.arange(PROBED_TOKENS, device=device)[None] % model.get_input_embeddings().num_embeddings
+    tokens = _probe(model)
     before = model(input_ids=tokens, use_cache=False).logits
     kept = [(norm.mixing, projection.weight.clone()) for norm, projection in zip(norms, projections, strict=True)]
     for norm, projection in zip(norms, projections, strict=True):
@@ -118,20 +128,25 @@ def fold_mixings(model: PreTrainedModel, attention_modules: Sequence[str]) -> bo
     return False
 
 
-def _output_projections(model: PreTrainedModel, attention_modules: Sequence[str]) -> list[Any] | None:
-    """Return what may be the output projection of each attention module; None if a module has nothing of the kind.
+def _probe(model: PreTrainedModel) -> Tensor:
+    """Return token ids int64 [1, `PROBED_TOKENS`] on the model's device."""
+    vocabulary: Any = model.get_input_embeddings()
+    return torch.arange(PROBED_TOKENS, device=vocabulary.weight.device)[None] % vocabulary.num_embeddings
 
-    It is the last linear layer whose input is as wide as some whole number per query head. The caller checks that it
-    is the right one.
+
+def _output_projections(model: PreTrainedModel, attention_modules: Sequence[str]) -> list[Any] | None:
+    """Return what may be the output projection of each attention module; None if a module has no linear layer.
+
+    It is the module's last linear layer. The caller checks that it is the right one.
     """
     found: list[Any] = []
-    for name, norm in zip(attention_modules, attention_norms(model), strict=True):
+    for name in attention_modules:
         linear = [
             module
             for child, module in model.get_submodule(name).named_modules()
             if isinstance(module, nn.Linear | Conv1D) and not ({"sharp_norm", "lora_A", "lora_B"} & {*child.split(".")})
         ]
-        if not linear or _width(linear[-1]) % norm.described.q_heads:
+        if not linear:
             return None
         found.append(linear[-1])
     return found

@@ -62,6 +62,14 @@ def test_a_smaller_budget_measures_less() -> None:
         assert measured < plan.seconds["training"]
 
 
+def test_a_calibration_takes_a_fifth_of_the_budget_at_most() -> None:
+    plans = [planner(seconds, calibrate="first").plan(READING, None) for seconds in (120.0, 600.0, 7200.0)]
+    lengths = [plan.measures.calibrated for plan in plans]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1] == 8192
+    for plan, budget in zip(plans[1:], (600.0, 7200.0), strict=True):
+        assert 0 < plan.seconds["calibrating"] <= 0.2 * budget
+
+
 def test_without_a_budget_the_clock_changes_nothing() -> None:
     slow = Rates(PassSeconds(1.0, 1.0), PassSeconds(1.0, 1.0), 1000.0)
     plans = [planner(None, rates, tokens=100_000).plan(READING, None) for rates in (RATES, slow)]

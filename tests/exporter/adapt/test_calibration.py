@@ -177,6 +177,18 @@ def test_training_starts_from_a_calibration(teacher: Path, text: Path, tmp_path:
     assert all(norm.head_parameters is not None for norm in norms)
 
 
+@pytest.mark.parametrize(("norm", "calibrated"), [("entmax", True), ("asentmax", True), ("ssa", False)])
+def test_entmax_and_its_family_are_calibrated_by_default(
+    norm: str, calibrated: bool, teacher: Path, text: Path, tmp_path: Path
+) -> None:
+    chosen = AdaptSettings(norm, text=(text,), held_out=text, length=24, tokens=48, rank=4, dtype="float32")
+    report = adapt(teacher, chosen, tmp_path / "student")
+    assert report is not None and report["recipe"]["recalls"]
+    assert (report["calibration"] is not None) == calibrated == (not report["recipe"]["path"])
+    if calibrated:
+        assert report["calibration"]["corrected"] and report["calibration"]["max_error"] == 0.2
+
+
 def test_what_cannot_be_calibrated_is_refused(teacher: Path, text: Path, tmp_path: Path) -> None:
     arguments = [
         str(argument) for argument in (teacher, "--text", text, "-o", tmp_path / "student", "--calibrate-only")
@@ -185,6 +197,8 @@ def test_what_cannot_be_calibrated_is_refused(teacher: Path, text: Path, tmp_pat
     assert result.exit_code == 2 and "has nothing to calibrate" in " ".join(result.output.split())
     result = CliRunner().invoke(command, [*arguments, "--norm", "entmax", "--max-error", "nan"])
     assert result.exit_code == 2 and "--max-error is nan" in " ".join(result.output.split())
+    result = CliRunner().invoke(command, [*arguments, "--norm", "entmax", "--no-calibrate"])
+    assert result.exit_code == 2 and "contradict each other" in " ".join(result.output.split())
     modules = ("a", "b")
     with pytest.raises(InputError, match="softmax_heads has 1 layers, but must have 2"):
         AdaptedNorm("entmax", modules, 4, 8, 16, softmax_heads=((0,),))

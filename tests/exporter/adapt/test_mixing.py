@@ -43,10 +43,12 @@ def test_matrices_become_part_of_the_output_projections(kind: str, tmp_path: Pat
         torch.testing.assert_close(student.model(IDS[None]).logits, mixed, atol=1e-3, rtol=1e-3)
 
 
-def test_a_trial_of_matrices_changes_nothing(tmp_path: Path) -> None:
-    student = student_of("llama", tmp_path / "llama")
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "afmoe", "diffllama", "granite", "gpt_bigcode", "opt", "cohere2"])
+def test_a_trial_of_matrices_changes_nothing(kind: str, tmp_path: Path) -> None:
+    student = student_of(kind, tmp_path / kind)
     before = {name: tensor.clone() for name, tensor in student.model.state_dict().items()}
-    assert takes_mixings(student.model, student.described.attention_modules)
+    assert takes_mixings(student.model, student.described.attention_modules) == (kind not in ("afmoe", "diffllama"))
+    assert all(norm.mixing is None and norm.observer is None for norm in attention_norms(student.model))
     assert all(torch.equal(tensor, before[name]) for name, tensor in student.model.state_dict().items())
 
 
