@@ -141,9 +141,7 @@ class Planner:
         short_steps = max(1, (tokens - long_steps * long_length * long_batch) // (batch * length))
         steps, longest = short_steps + long_steps, long_length if long_steps else 0
         path = settings.calibrate == "no"  # calibrated heads fit the final norm, not the path to it
-        return Recipe(
-            steps, length, batch, long_steps, longest, long_batch, settings.seed, True, path, dtype=self.dtype
-        )
+        return Recipe(steps, length, batch, long_steps, longest, long_batch, settings.seed, path, dtype=self.dtype)
 
     @property
     def _limit(self) -> float:

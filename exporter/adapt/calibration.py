@@ -19,14 +19,13 @@ from torch import Tensor
 from sharp.core.errors import InputError
 from sharp.exporter.adapt.measures import CALIBRATED
 from sharp.exporter.adapt.mixing import OutputSums, takes_mixings
-from sharp.exporter.adapt.recipe import RECALLED_FROM, with_recalls
 from sharp.exporter.adapt.student import Student
 from sharp.models.adapted_model import attention_norms
 from sharp.models.attention_chunks import by_head, by_key_head
 from sharp.models.normalized_attention import normalized_attention
 from sharp.plugins.op.torch_normalizers import attention_weights
 
-CALIBRATION_VERSION = 2  # runs that began with another calibration, or without recalls, cannot go on
+CALIBRATION_VERSION = 2  # a run that began with another calibration cannot go on
 FACTORS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 SSA_PAIRS = tuple((b, n) for n in (1.5, 2.0, 3.0, 5.0, 8.0) for b in (0.1, 0.2, 0.4, 0.7, 1.0))
 CALIBRATED_NORMALIZERS = ("entmax", "ssa", "adaptive_softmax")  # normalizers that can be calibrated
@@ -36,6 +35,8 @@ CHECKED = 4  # one query in so many checks the correction instead
 LARGER = 2  # a correction favours larger factors: so many next larger ones are tried with it
 CHUNK = 2**20  # most logits of a layer that exist at once, of which some copies exist
 RECALL_QUERIES = 768  # queries of a sequence with recalls
+RECALLED_FROM = 0.5  # the part of such a sequence in which it repeats itself begins here
+RECALLED_TOKENS = (8, 32)  # tokens of one repeated span
 SHORTER, SHORTER_SHARE = 4, 4  # sequences with recalls, and the share of the longest one's length of each, inverted
 
 
@@ -173,6 +174,24 @@ def _sequences(tokens: Tensor, longest: int) -> list[Tensor]:
     starts = [index * (len(rest) - short) // max(1, count - 1) for index in range(count)]
     generator = torch.Generator().manual_seed(0)
     return [tokens[:longest], *(with_recalls(rest[start : start + short], generator) for start in starts)]
+
+
+def with_recalls(sequence: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a sequence int64 [n] whose second half is made of short spans from anywhere in its first half.
+
+    A model predicts such a span after its first tokens by finding where it has read them. In ordinary text that is
+    seldom needed, so the errors of heads on nothing else would not show whether they still find something.
+    """
+    found, half = sequence.clone(), int(len(sequence) * RECALLED_FROM)
+    least, most = RECALLED_TOKENS
+    begin = half
+    while begin < len(found) and half > 0:
+        size = int(torch.randint(least, most + 1, (1,), generator=generator))
+        size = min(size, half, len(found) - begin)
+        start = int(torch.randint(half - size + 1, (1,), generator=generator))
+        found[begin : begin + size] = sequence[start : start + size]
+        begin += size
+    return found
 
 
 def calibrated_lengths(tokens: int, longest: int) -> list[int]:

@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-RECALL_SHARE = 0.5  # share of the sequences with recalls
-RECALLED_FROM = 0.5  # the part of such a sequence in which it repeats itself begins here
-RECALLED_TOKENS = (8, 32)  # tokens of one repeated span
 FIRST_ALPHA = 1.05  # entmax's alpha at the start of the path from softmax
 
 
@@ -31,7 +28,6 @@ class Recipe:
     long_length: int = 0
     long_batch: int = 1
     seed: int = 0
-    recalls: bool = False  # some sequences repeat spans of themselves
     path: bool = True  # reach entmax from softmax, instead of starting with its alpha
     adapter_rate: float = 1e-3
     norm_rate: float = 2e-2
@@ -66,39 +62,12 @@ def fastest_dtype(device: torch.device) -> str:
 def batch_at(recipe: Recipe, tokens: Tensor, step: int) -> Tensor:
     """Return the sequences int64 [batch, length] of a step, cut from `tokens` int64 [n] at random positions.
 
-    Every sequence of a recipe with recalls has them (`with_recalls`) with probability `RECALL_SHARE`. The result
-    depends only on the recipe (with its seed), the step and the tokens, of which there must be at least as many as the
-    step's length.
+    The positions depend only on the recipe (with its seed), the step and n, which must be at least the step's length.
     """
     batch, length = recipe.shape_at(step)
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     starts = torch.randint(len(tokens) - length + 1, (batch,), generator=generator).tolist()
-    sequences = [tokens[start : start + length] for start in starts]
-    if recipe.recalls:
-        chosen = (torch.rand(batch, generator=generator) < RECALL_SHARE).tolist()
-        sequences = [
-            with_recalls(sequence, generator) if own else sequence
-            for sequence, own in zip(sequences, chosen, strict=True)
-        ]
-    return torch.stack(sequences)
-
-
-def with_recalls(sequence: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a sequence int64 [n] whose second half is made of short spans from anywhere in its first half.
-
-    A model predicts such a span after its first tokens by finding where it has read them. In ordinary text that is
-    seldom needed, so a student that learns from nothing else finds less than its teacher.
-    """
-    found, half = sequence.clone(), int(len(sequence) * RECALLED_FROM)
-    least, most = RECALLED_TOKENS
-    begin = half
-    while begin < len(found) and half > 0:
-        size = int(torch.randint(least, most + 1, (1,), generator=generator))
-        size = min(size, half, len(found) - begin)
-        start = int(torch.randint(half - size + 1, (1,), generator=generator))
-        found[begin : begin + size] = sequence[start : start + size]
-        begin += size
-    return found
+    return torch.stack([tokens[start : start + length] for start in starts])
 
 
 def alpha_at(share: float, target: float) -> float:

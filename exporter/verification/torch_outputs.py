@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
 
 from sharp.exporter.sources.decoder import Decoder
 from sharp.exporter.verification.comparison import CaseOutputs, Floats, Tokens
 from sharp.models.attention import EagerAttention
 from sharp.plugins.op.torch_normalizers import entropy
+
+ROUNDING = 2.0**-23  # relative size of the changes of `with_rounding_noise`: a unit in the last place of float32
 
 
 @torch.no_grad()
@@ -52,6 +55,29 @@ def torch_logits(decoder: Decoder, tokens: Tokens) -> Floats:
         logits = decoder.logits(decoder.hidden_states(input_ids, positions, EagerAttention(decoder.config)))
     found: Floats = np.asarray(logits[0].numpy(), np.float32)
     return found
+
+
+@contextmanager
+def with_rounding_noise(model: nn.Module, seed: int) -> Iterator[None]:
+    """Change every output of a linear layer of `model` inside the context by a random part of a rounding unit.
+
+    The relative changes are uniform in ±2^-23, as of another order of float32 sums. How far the model's outputs move
+    shows how much it amplifies rounding, where one run in float32 may be right by chance.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def changed(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
+        """Return the output of a layer with its noise."""
+        noise = torch.rand(output.shape, generator=generator, dtype=torch.float32) * 2 - 1
+        return output * (1 + ROUNDING * noise).to(output)
+
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    hooks = [layer.register_forward_hook(changed) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Float64Mode(TorchFunctionMode):

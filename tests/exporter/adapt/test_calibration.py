@@ -183,7 +183,7 @@ def test_entmax_and_its_family_are_calibrated_by_default(
 ) -> None:
     chosen = AdaptSettings(norm, text=(text,), held_out=text, length=24, tokens=48, rank=4, dtype="float32")
     report = adapt(teacher, chosen, tmp_path / "student")
-    assert report is not None and report["recipe"]["recalls"]
+    assert report is not None
     assert (report["calibration"] is not None) == calibrated == (not report["recipe"]["path"])
     if calibrated:
         assert report["calibration"]["corrected"] and report["calibration"]["max_error"] == 0.2

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from sharp.exporter.adapt.calibration import calibrate, start_from
+from sharp.exporter.adapt.calibration import RECALLED_TOKENS, calibrate, start_from, with_recalls
 from sharp.exporter.adapt.mixing import OutputSums, fold_mixings, takes_mixings
-from sharp.exporter.adapt.recipe import RECALLED_TOKENS, with_recalls
 from sharp.exporter.adapt.student import Student, finish, make_student
 from sharp.exporter.sources.norm_options import NO_OPTIONS
 from sharp.models.adapted_model import attention_norms

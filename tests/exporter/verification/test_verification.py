@@ -22,7 +22,7 @@ from sharp.exporter.sources.norm_options import NO_OPTIONS
 from sharp.exporter.verification.comparison import INLINED, KERNELS, CaseOutputs, compare
 from sharp.exporter.verification.greedy_decoding import check_continuation, continue_as_drafted, continue_greedily
 from sharp.exporter.verification.tolerance import PLAIN, tolerance_of
-from sharp.exporter.verification.torch_outputs import in_float64, torch_logits
+from sharp.exporter.verification.torch_outputs import in_float64, torch_logits, with_rounding_noise
 from sharp.exporter.verification.verifier import against_float64, verify
 from sharp.serving.config import BackendConfig, EngineConfig
 from sharp.serving.engine.loading import load_model_folder
@@ -117,6 +117,47 @@ def test_a_model_that_amplifies_rounding_is_judged_by_its_own_rounding(error, pa
     assert judged.rounding.logits == pytest.approx(2e-4)
     assert judged.tolerance.logits == pytest.approx(8e-4)
     assert judged.passed == passes
+
+
+class RightByChance(Amplifying):
+    """A model whose single run in float32 is exact, while noise of the size of rounding moves a logit by up to 2e-4."""
+
+    def expected(self, case: str) -> list[CaseOutputs]:
+        with torch.no_grad():
+            weight = self.model.weight.double()
+            moved = self.model(torch.ones(1, 1, dtype=self.model.weight.dtype)).double() - self.model.bias - weight
+            relative = float((moved / weight).abs())
+        return [self.outputs_of_case(2e-4 * min(1.0, relative / 2**-23))]
+
+
+def test_one_run_that_is_right_by_chance_does_not_make_the_limit_narrow():
+    verifier = RightByChance()
+    verifier.model.weight.data.fill_(0.7)
+    verifier.model.bias.data.zero_()
+    expected = {"prompt": verifier.expected("prompt")}
+    assert np.array_equal(expected["prompt"][0].logits, verifier.exact)
+    said = [verifier.outputs_of_case(4e-4)]
+    before = compare("kernels", "prompt", said, expected["prompt"])
+    (judged,) = against_float64(verifier, expected, [before], {0: said}).values()
+    assert judged.rounding is not None and 1e-4 < judged.rounding.logits <= 2.1e-4
+    assert judged.passed
+    far = [verifier.outputs_of_case(2e-3)]
+    before = compare("kernels", "prompt", far, expected["prompt"])
+    (judged,) = against_float64(verifier, expected, [before], {0: far}).values()
+    assert not judged.passed
+
+
+def test_rounding_noise_is_of_the_size_of_rounding_and_ends_with_its_context():
+    layer = torch.nn.Linear(8, 64)
+    rows = torch.randn(5, 8)
+    with torch.no_grad():
+        before = layer(rows)
+        with with_rounding_noise(layer, 0):
+            noisy = layer(rows)
+        assert torch.equal(layer(rows), before)
+    relative = ((noisy - before) / before).abs()
+    assert 0 < relative.max() <= 2.1 * 2**-23 and (relative > 0).float().mean() > 0.3
+    assert noisy.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
