@@ -24,10 +24,8 @@ MEASURED_SHARE = 0.4
 WINDOW_TOKENS, EVEN_LENGTH = 0.8, 2048
 # A resumed run of another version of the choice of windows would compare different windows.
 WINDOWS_VERSION = 3
-CALIBRATED_SHARE, LEAST_CALIBRATED = (
-    0.2,
-    512,
-)  # share of the budget that a calibration longer than so many tokens may take
+CALIBRATED_SHARE = 0.2  # share of the budget that a calibration may take, unless its longest sequence is the least
+LEAST_CALIBRATED = 512  # tokens of that least sequence
 SPARE = 0.1  # share of the budget that is left for phases that take longer than planned
 LEAST_STEPS = 10  # steps of the shortest training that a budget is spent on
 

@@ -31,8 +31,8 @@ SSA_PAIRS = tuple((b, n) for n in (1.5, 2.0, 3.0, 5.0, 8.0) for b in (0.1, 0.2, 
 CALIBRATED_NORMALIZERS = ("entmax", "ssa", "adaptive_softmax")  # normalizers that can be calibrated
 QUERIES, FIRST_QUERY = 96, 64  # the queries by which a factor is chosen, and the first of them
 MIXED_QUERIES, FIRST_MIXED_QUERY = 2048, 8  # the queries of a sequence that corrections are computed from, and checked
-CHECKED = 4  # one query in so many checks the correction instead
-LARGER = 2  # a correction favours larger factors: so many next larger ones are tried with it
+CHECKED = 4  # one query in four checks the correction instead
+LARGER = 2  # a correction favours larger factors, so the next two are tried with it, too
 CHUNK = 2**20  # most logits of a layer that exist at once, of which some copies exist
 RECALL_QUERIES = 768  # queries of a sequence with recalls
 RECALLED_FROM = 0.5  # the part of such a sequence in which it repeats itself begins here
@@ -97,7 +97,7 @@ def candidates(normalizer: str) -> tuple[HeadCandidate, ...]:
 
 @dataclass
 class _Layer:
-    """What is known of a layer: the candidates of its heads, and for each the sums of outputs to fit and to check.
+    """The facts about a layer: the candidates of its heads, and for each the sums of outputs to fit and to check.
 
     `tried` are [candidates][q_heads]; every candidate has the sums to compute corrections from, and those to check them
     on plain text and on text with recalls.
