@@ -356,7 +356,9 @@ def _shown(task: Line) -> tuple[float, float, float]:
 
 def _powers(panel: Any, values: Sequence[int]) -> None:
     """Label the x axis at `values` (tokens), multiples of 1024 as "8k"."""
+    from matplotlib.ticker import NullLocator
+
     panel.set_xticks(
         values, [f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value) for value in values]
     )
-    panel.minorticks_off()
+    panel.xaxis.set_minor_locator(NullLocator())  # a log axis of y keeps its labels
