@@ -16,7 +16,7 @@ from tests.prometheus import program
 pytestmark = pytest.mark.timeout(1800)  # pages use the same ports, so they wait for each other
 
 FIRST = "chat-and-heads"
-NOT_RUN = ("gpu", "tensorrt", "upgrade")  # need a GPU or two releases
+NOT_RUN = ("gpu", "tensorrt", "upgrade", "from-vllm")  # need a GPU, two releases, or vLLM
 
 
 def environment(folder: Path) -> dict[str, str]:
