@@ -58,7 +58,7 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
 GROUPS = {
     "Norm": ("--norm", "--alpha", "--temperature-coefficients"),
     "Text": ("--text", "--held-out", "--length"),
-    "Start": ("--calibrate", "--calibrate-only", "--max-error"),
+    "Start": ("--calibrate", "--no-calibrate", "--calibrate-only", "--max-error"),
     "Training": ("--budget", "--tokens", "--batch", "--rank", "--layers", "--stage", "--seed", "--device", "--dtype"),
     "Measurement": ("--measure-length", "--measure-speed"),
     "Output": ("--output", "--keep-adapter", "--quiet"),
@@ -152,12 +152,23 @@ GROUPS = {
     "instructions for it.",
 )
 @click.option(
-    "--calibrate/--no-calibrate",
-    default=None,
+    "--calibrate",
+    "calibrate",
+    flag_value="first",
+    default="auto",
     help="Before training, choose for each head what changes its output least: the factor of its logits, and a "
-    "correction that becomes part of the weights.  [default: on for entmax and its family]",
+    "correction that becomes part of the weights.  [default: for entmax and its family]",
 )
-@click.option("--calibrate-only", is_flag=True, help="Stop after the calibration, which takes minutes: no training.")
+@click.option(
+    "--no-calibrate", "calibrate", flag_value="no", default="auto", help="Start with the norm in all heads, as it is."
+)
+@click.option(
+    "--calibrate-only",
+    "calibrate",
+    flag_value="only",
+    default="auto",
+    help="Stop after the calibration, which takes minutes: no training.",
+)
 @click.option(
     "--max-error",
     type=float,
@@ -197,8 +208,7 @@ def adapt(
     layers: str | None,
     output: Path | None,
     quiet: bool,
-    calibrate: bool | None,
-    calibrate_only: bool,
+    calibrate: str,
     max_error: float,
     ignore_keys: tuple[str, ...],
     text: tuple[Path, ...],
@@ -222,8 +232,6 @@ def adapt(
     """
     began = time.monotonic()
     exit_on_terminate()
-    if calibrate is False and calibrate_only:
-        raise click.UsageError("--no-calibrate and --calibrate-only contradict each other; leave out one of them")
     get_norm(norm)  # a wrong name or file is refused before imports that take seconds
     check_adaptable(model)
     seconds, chosen_layers = parse_budget(budget), parse_layers(layers)
@@ -282,7 +290,7 @@ def adapt(
             keep_adapter=keep_adapter,
             measure_length=measure_length,
             measure_speed=measure_speed,
-            calibrate="only" if calibrate_only else {None: "auto", True: "first", False: "no"}[calibrate],
+            calibrate=calibrate,
             max_error=max_error,
         )
         report = run(model, settings, folder, phase, on_step, on_plan=on_plan, began=began)

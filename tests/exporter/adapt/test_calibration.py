@@ -197,8 +197,6 @@ def test_what_cannot_be_calibrated_is_refused(teacher: Path, text: Path, tmp_pat
     assert result.exit_code == 2 and "has nothing to calibrate" in " ".join(result.output.split())
     result = CliRunner().invoke(command, [*arguments, "--norm", "entmax", "--max-error", "nan"])
     assert result.exit_code == 2 and "--max-error is nan" in " ".join(result.output.split())
-    result = CliRunner().invoke(command, [*arguments, "--norm", "entmax", "--no-calibrate"])
-    assert result.exit_code == 2 and "contradict each other" in " ".join(result.output.split())
     modules = ("a", "b")
     with pytest.raises(InputError, match="softmax_heads has 1 layers, but must have 2"):
         AdaptedNorm("entmax", modules, 4, 8, 16, softmax_heads=((0,),))
